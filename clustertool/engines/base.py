@@ -44,7 +44,11 @@ if TYPE_CHECKING:  # a command about existing jobs needs nothing of a start
 
 
 class EngineState(Name):
-    """QUEUED: no process of the job has started. ENDED: it is proved that none is left. UNKNOWN: neither is known."""
+    """The state of a job as its engine knows it.
+
+    QUEUED: no process of the job has started. RUNNING: processes may run. ENDED: it is proved that none is left. UNKNOWN: the
+    engine cannot tell.
+    """
 
     QUEUED = "queued"
     RUNNING = "running"
@@ -159,9 +163,10 @@ class ExportWish:
 
 @dataclass(frozen=True)
 class Exported:
-    """text: what the caller writes, "" if the folder has it.
+    """What an export has made.
 
-    secrets: what it writes to ExportWish.secrets_place. note: what to do with it. commands: submit it then.
+    commands: submit it. text: what the caller writes, "" if the folder has it. note: what to do before the commands. secrets:
+    what the caller writes to ExportWish.secrets_place.
     """
 
     commands: tuple[str, ...] = ()
@@ -234,7 +239,7 @@ class Engine(ABC):
         An engine with a queue is called again after a job has left the queue, and connects to nodes that did not run before.
         """
 
-    def live(self, job: str) -> Fleet:
+    def fleet_of_job(self, job: str) -> Fleet:
         """Return a fleet with an agent on each node of a running job, numbered as the job numbers them; here: `fleet`.
 
         `fleet` must be that of the job. An engine whose agents only read records makes another fleet, which is not open yet,
@@ -394,7 +399,7 @@ def revive(engine: Engine, job: str, node: int) -> bool:
     Returns whether the node was started: False also if the engine chooses the nodes itself. Raises ClustertoolError.
     """
     growth = known_engines.entry_of(engine.fleet.cluster.engine).growth
-    return bool(growth) and bool(_import_name(growth)(engine.caller, engine.fleet, job).again(node))
+    return bool(growth) and bool(_import_name(growth)(engine.caller, engine.fleet, job).start_again(node))
 
 
 def _import_name(place: str) -> Any:

@@ -15,7 +15,7 @@ from clustertool.ssh.prompter import Person
 
 
 class DispatchView(ProgressReceiver, Protocol):
-    """Receives the progress of one dispatch, which lasts as long as this context. `between`: bytes from node to node."""
+    """A context manager that shows the progress of one dispatch. `between`: bytes from node to node."""
 
     between: int
 
@@ -28,7 +28,7 @@ class DispatchView(ProgressReceiver, Protocol):
 
 
 class WorkView(Protocol):
-    """Receives the progress of work that each node does by itself, from any thread; it lasts as long as this context."""
+    """A context manager that shows the progress of work that each node does by itself; nodes report from any thread."""
 
     def __enter__(self) -> WorkView: ...
 
@@ -37,13 +37,18 @@ class WorkView(Protocol):
     def turn(self) -> None:
         """Draw the progress again; called several times a second."""
 
-    def done(self, name: str) -> None: ...
+    def done(self, name: str) -> None:
+        """Record that the node of this name has done its work."""
 
-    def failed(self, name: str) -> None: ...
+    def failed(self, name: str) -> None:
+        """Record that the work of the node of this name has failed."""
 
 
 class Caller(Protocol):
-    """The methods are called from the thread that called the action."""
+    """The program for which an action works: it shows messages and progress, and ends the action.
+
+    The methods are called from the thread that called the action.
+    """
 
     def note(self, text: str) -> None:
         """Show one message about what happens now."""
@@ -61,13 +66,13 @@ class Caller(Protocol):
         """Return the object that answers questions of SSH servers; None: no question is asked."""
 
     def dispatching(self, names: Sequence[str], since: float | None) -> DispatchView:
-        """Return a context that shows a dispatch to the nodes of these names.
+        """Return a context manager that shows a dispatch to the nodes of these names.
 
         since: its start by time.monotonic(), None for now.
         """
 
     def working(self, phase: str, names: Sequence[str]) -> WorkView:
-        """Return a context that shows the progress of work of these nodes. phase: what they do, such as "image: load"."""
+        """Return a context manager that shows the progress of work of these nodes. phase: the work, such as "image: load"."""
 
     def starting(self, job: str) -> None:
         """Record that processes of this job may run on nodes from now on; "": that none do."""

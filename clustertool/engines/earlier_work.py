@@ -39,8 +39,8 @@ def earlier_wanted(request: RunRequest) -> EarlierWanted:
     }
 
 
-def settle(caller: Caller, request: RunRequest, facts: ByNode) -> None:
-    """Set the request's job id and the earlier job to resume from the nodes' answers, and print a message about them.
+def choose_id_and_resumed(caller: Caller, request: RunRequest, facts: ByNode) -> None:
+    """Set the request's job id and the earlier job to resume, by the nodes' answers, and print messages about both.
 
     Without a job to resume: set request.left, the ended jobs of the same work with an output or files. Raises UsageError,
     NotFound.
@@ -105,7 +105,7 @@ def _corrected_state(recorded: JobState, known: Description | None) -> JobState:
     return JobState.QUEUED if queued and state in OUTCOMES else state
 
 
-def hint(caller: Caller, request: RunRequest, made: Plan) -> None:
+def hint_at_resuming(caller: Caller, request: RunRequest, made: Plan) -> None:
     """Print how to resume the first job in request.left that ran the same script, and empty request.left.
 
     Prints nothing with --resume none. made: the plan of the new job, with its script.
@@ -170,4 +170,5 @@ def _kinship(request: RunRequest) -> Kinship:
 
 
 def _folded_names(request: RunRequest, nodes: Iterable[int]) -> str:
+    """Fold the names of nodes into a short text: node[1-3]."""
     return fold(request.cluster.hosts[node].name for node in nodes)

@@ -33,7 +33,7 @@ Known = dict[int, ContainerFacts]  # by node
 
 
 class ImageDistribution:
-    """run() once. facts: of the nodes that get the image, whose runtimes the probe has found."""
+    """The distribution of one image to nodes: call run() once. facts: of these nodes, with the runtimes found there."""
 
     def __init__(self, caller: Caller, fleet: Fleet, settings: ContainerSettings, facts: ByNode) -> None:
         self._caller, self._fleet, self._settings, self._facts = caller, fleet, settings, facts
@@ -46,9 +46,9 @@ class ImageDistribution:
         """
         image_from = self._fleet.cluster.image_from
         if image_from == LAPTOP:
-            self._from_laptop()
+            self._send_from_laptop()
         elif image_from == FIRST:
-            self._from_first()
+            self._send_from_first()
         else:
             lacking = [node for node, one in self._known.items() if not one.image_id]
             self._pull(list(self._known) if self._settings.pull == "always" else lacking)
@@ -67,10 +67,10 @@ class ImageDistribution:
 
     # -- this machine sends it --
 
-    def _from_laptop(self) -> None:
+    def _send_from_laptop(self) -> None:
         """Send the image of this machine to the nodes that have none or another one, and have them load it.
 
-        Pull it here if needed.
+        Pull it here before, if it is not here, or with pull = "always". Raises the errors of all nodes.
         """
         settings = self._settings
         local = saved_images.find(settings.runtime, settings.image)
@@ -103,10 +103,11 @@ class ImageDistribution:
 
     # -- the first node that has it sends it --
 
-    def _from_first(self) -> None:
+    def _send_from_first(self) -> None:
         """Have the first node with the image send it to the nodes that have none or another one; they load it then.
 
-        If no node has it, or with pull = "always", this node (else the first one) pulls it before.
+        If no node has it, or with pull = "always", this node (else the first one) pulls it before. Raises the errors of all
+        nodes.
         """
         having = [node for node, one in self._known.items() if one.image_id]
         first = having[0] if having else min(self._known)

@@ -107,12 +107,12 @@ class RunWish:
 
 @dataclass
 class RunRequest:
-    """`spec` is None until job.toml is known.
+    """A request to run a job. job.toml and the nodes complete it: `spec` is None until job.toml is known.
 
     table: the settings of the engine in job.toml. origin: where the job's files come from. resumes: job.toml's `resume`.
-    grace_given: whether the user has set the grace; else an engine may have another one.
-    resumed: the earlier job whose output is copied. left: ended jobs of the same name or workspace that have left an output,
-    where none is resumed. everywhere: the command to be typed on each node in place of this one; "": not known.
+    grace_given: whether the user has set the grace; else an engine may have another one. resumed: the earlier job whose output
+    is copied. left: ended jobs of the same name or workspace that have left an output, where none is resumed. everywhere: the
+    command to be typed on each node in place of this one; "": not known.
     """
 
     cluster: Cluster
@@ -163,7 +163,7 @@ class RunRequest:
 def make_plan(request: RunRequest, facts: ByNode, identity: Identity | None = None) -> Plan:
     """Plan a request with the facts of the nodes; add the warning of request.advise.
 
-    Without an identity: for --dry and checks.
+    Without an identity, for --dry and checks, the job gets the request's id or "DRY".
     """
     assert request.spec is not None
     if request.workspace:

@@ -169,10 +169,12 @@ register(
 
 
 def names() -> tuple[str, ...]:
+    """List the names of all engines."""
     return tuple(_ENTRIES)
 
 
 def entries() -> tuple[EngineEntry, ...]:
+    """List the entries of all engines."""
     return tuple(_ENTRIES.values())
 
 

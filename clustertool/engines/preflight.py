@@ -34,7 +34,7 @@ Wanted = ProbeWanted | Callable[[Host], ProbeWanted]  # of all nodes, or of each
 
 @dataclass(frozen=True)
 class Examined:
-    """What a preflight saw of a cluster: facts of the nodes that answered, findings of all."""
+    """The result of a preflight of a cluster: facts of the nodes that answered, findings of all, and errors."""
 
     cluster: Cluster
     facts: ByNode
@@ -56,9 +56,9 @@ class Examined:
         return replace(self, findings=kept).add_findings(disk(self.facts[node], size) for node, size in need.items())
 
     def check_devices(self, fleet: Fleet, made: Plan | None) -> Examined:
-        """Ask the nodes with cards for their state, and return a copy with the findings about them.
+        """Ask the nodes with cards for the state of these, and return a copy with findings about them and missing answers.
 
-        Nodes without cards are not asked. made: the plan, whose shared devices are no error; None: there is none.
+        Returns itself if no node has cards. made: the plan, whose shared devices are no error; None: there is none.
         """
         nodes = nodes_to_ask(self.cluster, self.facts)
         if not nodes:

@@ -56,7 +56,7 @@ def shown_command(spec: JobSpec) -> str:
 
 @dataclass(frozen=True)
 class ExpectedNodes:
-    """names: one of each node.
+    """Placeholders for the nodes of a job that an engine has not chosen yet. names: one of each node.
 
     root, home: ROOT_DIR and the home there. listing: of a workspace that is there already. cpus, gpus: numbers of each node.
     roles: of each node; () where each plays all. shared: whether they share ROOT_DIR.

@@ -39,7 +39,7 @@ def exec_in_job(call: Call) -> None:
     typed = TypedCommand.read(call)
     with open_engine(call) as engine:
         chosen = {host.name for host in engine.fleet.cluster.hosts} if call.given.only or call.given.skip else None
-        fleet = engine.live(attach_to(engine, call.given.job)["id"])
+        fleet = engine.fleet_of_job(attach_to(engine, call.given.job)["id"])
         hosts = [host for host in fleet.cluster.hosts if chosen is None or host.name in chosen]
         typed.run(call, fleet.cluster, hosts, lambda host: fleet.link(host.index), fleet.prompter)
 
@@ -68,7 +68,7 @@ def _exec_in_rank(call: Call) -> None:
         node = status.processes[key].node
         if node in engine.fleet.failed:
             raise engine.fleet.failed[node]
-        fleet = engine.live(job)
+        fleet = engine.fleet_of_job(job)
         if node not in fleet.agents:
             fleet.reopen(node)
         prefix = fleet.ask_one(node, RANK_SESSION({"job": job, "role": key[0], "rank": key[1]}))["argv"]

@@ -77,7 +77,7 @@ def top(call: Call) -> None:
         if not fleet.agents:
             raise_all(list(fleet.failed.values()))
         if not engine.capabilities.live_channels:  # samples come from the nodes of one job
-            fleet = engine.live(attach_to(engine, call.given.job, running=not call.given.job)["id"]).open()
+            fleet = engine.fleet_of_job(attach_to(engine, call.given.job, running=not call.given.job)["id"]).open()
         poll = Poll(fleet, call.given.job, interval)
         poll.start()
         try:

@@ -62,8 +62,8 @@ def made(job: str, owner: str = "ann", phase: str = "Running") -> list[dict[str,
 def test_jobs_of_another_owner_are_not_found() -> None:
     store = JobStore(ObjectsInMemory("ann", [*made("a"), *made("b", "bob"), *made("a", "bob")]))
     assert set(store.describe()) == {"a"}
-    assert store.one("b") is None
-    one = store.one("a")
+    assert store.read_one("b") is None
+    one = store.read_one("a")
     assert one is not None and one.workload["metadata"]["uid"] == "Job-ann-a"
     assert [pod["metadata"]["uid"] for pod in one.pods] == ["Pod-ann-a"]
 
@@ -103,7 +103,7 @@ def test_a_job_of_a_jobset_is_not_a_job_of_its_own() -> None:
     top, *rest = made("a")
     child = {**top, "metadata": {**top["metadata"], "uid": "child", "ownerReferences": [{"uid": "Job-ann-a"}]}}
     top = {**top, "kind": "JobSet"}
-    found = JobStore(ObjectsInMemory("ann", [child, top, *rest])).all()
+    found = JobStore(ObjectsInMemory("ann", [child, top, *rest])).read_all()
     assert [objects.workload["kind"] for objects in found.values()] == ["JobSet"]
 
 

@@ -223,7 +223,7 @@ def test_the_nodes_of_a_job_without_pods_that_run_are_not_live(tmp_path: Path) -
     with engine(PodsInMemory("ann", objects)) as opened:
         opened.open()
         with pytest.raises(NotFound, match="no pod of job a runs"):
-            opened.live("a")
+            opened.fleet_of_job("a")
 
 
 def test_settings_of_another_type_name_their_key() -> None:

@@ -99,9 +99,9 @@ def test_steps_of_many_nodes_share_connections():
         return made[-1]
 
     links = LoginLinks(made[0], more)  # type: ignore[arg-type]
-    assert [made.index(links.of(node)) for node in (0, 3, 4, 7, 8, 5)] == [0, 0, 1, 1, 2, 1]
+    assert [made.index(links.for_node(node)) for node in (0, 3, 4, 7, 8, 5)] == [0, 0, 1, 1, 2, 1]
     made[0].alive = False
-    assert [made.index(links.of(node)) for node in (1, 2, 4)] == [3, 3, 1]
+    assert [made.index(links.for_node(node)) for node in (1, 2, 4)] == [3, 3, 1]
 
 
 @pytest.mark.parametrize("end", ["Exited with exit code 5", "Terminated", "Killed"])

@@ -62,7 +62,7 @@ class HostMember:
     resumes: str = ""
 
 
-def members(cluster: Cluster, facts: ByNode, request: RunRequest) -> tuple[HostMember, ...]:
+def build_members(cluster: Cluster, facts: ByNode, request: RunRequest) -> tuple[HostMember, ...]:
     """Build a member of each host: its facts, the directory for its jobs, and the job whose output it copies."""
     shared, resumed = sharing(facts), request.resumed
     found = []
@@ -74,7 +74,7 @@ def members(cluster: Cluster, facts: ByNode, request: RunRequest) -> tuple[HostM
 
 
 def join_file(request: RunRequest, made: Plan, release: str, count: int) -> JoinFile:
-    """Build the join file that all nodes have in common, without the settings of a host (of_member adds those).
+    """Build the join file that all nodes have in common, without the settings of a host (join_file_of_member adds those).
 
     made: the first plan, whose first node is the coordinator. release: the name of the workspace as the nodes have it. count:
     the number of nodes that are started now.
@@ -99,7 +99,7 @@ def join_file(request: RunRequest, made: Plan, release: str, count: int) -> Join
     )
 
 
-def of_member(common: JoinFile, cluster: Cluster, member: HostMember, index: int) -> JoinFile:
+def join_file_of_member(common: JoinFile, cluster: Cluster, member: HostMember, index: int) -> JoinFile:
     """Build the join file of one node, with the settings of its host as conf.py has it. index: its number in the job."""
     host, workspace = member.host, common.job.job_workspace
     slots = host.on_slots(member.facts.devices) if host.slots is not None and host.devices is None else None
@@ -148,10 +148,9 @@ def reported_error(report: JoinReportLine, node: str) -> ClustertoolError:
 
 
 class MemberStart:
-    """run() starts the nodes of `files`, and returns when the first epoch has begun. files: by node; node 0 coordinates.
+    """The start of an elastic job on its first nodes, by run(). files: the join file of each node; node 0 coordinates.
 
-    least: how many nodes the job needs. Other nodes that fail are left out with a warning. Raises what is wrong, after all
-    nodes have taken back what they have begun.
+    least: how many nodes the job needs. Other nodes that fail are left out with a warning.
     """
 
     def __init__(self, caller: Caller, fleet: Fleet, files: Mapping[int, JoinFile], least: int) -> None:
@@ -165,7 +164,7 @@ class MemberStart:
     def run(self) -> None:
         """Start the nodes, and wait until the coordinator has begun the first epoch.
 
-        After an error, end what was begun, and raise it.
+        After an error, end what was begun on all nodes, print where that failed, and raise it.
         """
         self._caller.starting(self._job)
         try:
@@ -300,7 +299,7 @@ _NOT_STARTED = {"runs already": "takes part already"}
 
 
 class Growth:
-    """run() adds hosts to the job whose nodes `fleet` has, numbered as the job numbers them; again() starts one of these."""
+    """Hosts for a running elastic job. fleet: its nodes, numbered as the job numbers them."""
 
     def __init__(self, caller: Caller, fleet: Fleet, job: str) -> None:
         self._caller, self._fleet, self._job = caller, fleet, job
@@ -308,12 +307,12 @@ class Growth:
     def run(self, hosts: Sequence[Host]) -> Mapping[str, str]:
         """Have hosts join the job, wait up to 60 s for each to reach the coordinator, and return {its name: what it does now}.
 
-        A host that is a node of the job joins under its number; others get new numbers, and are recorded on this machine for
-        later commands. Raises the errors of all hosts together.
+        Checks the hosts before, and prints warnings. A host that is a node of the job joins under its number; others get new
+        numbers, and are recorded on this machine for later commands. Raises the errors of all hosts together.
         """
         common = common_file(self._fleet, self._job)
         first = self._free_number()
-        named = [self._known(host) or host for host in hosts]
+        named = [self._find_node(host) or host for host in hosts]
         numbered = tuple(replace(host, index=number) for number, host in enumerate(named))
         cluster = replace(self._fleet.cluster, hosts=numbered)
         with Fleet(cluster, self._caller.check, None, self._caller.person()) as fleet:
@@ -328,7 +327,7 @@ class Growth:
             raise_all(list(done.failed.values()))
         return {numbers[node].name: text for node, text in done.ok.items()}
 
-    def again(self, node: int) -> bool:
+    def start_again(self, node: int) -> bool:
         """Start the process of a node again that does not take part in the job, and return whether it was started.
 
         Its agent must be open. False also for the node that has coordinated a job without a store: the job ends with it. Raises
@@ -339,7 +338,7 @@ class Growth:
             return False
         return join_node(self._fleet, node, common, node) == _STARTED
 
-    def _known(self, host: Host) -> Host | None:
+    def _find_node(self, host: Host) -> Host | None:
         """Return the job's node whose entry in HOSTS is that of `host`; None if there is none."""
         return next((known for known in self._fleet.cluster.hosts if known.entry == host.entry), None)
 
@@ -356,7 +355,7 @@ class Growth:
         first: the number of the first new host. A host on which the process runs already is not started. Raises what it reports
         as an error, and NotFound if the job has ended.
         """
-        known = self._known(host)
+        known = self._find_node(host)
         number = known.index if known is not None else first + host.index
         state = join_node(fleet, host.index, common, number, again=True, new=known is None)
         if state != _STARTED:
@@ -379,7 +378,7 @@ class Growth:
     def _remember(self, common: JoinFile, hosts: Sequence[Host]) -> None:
         """Record the new nodes on this machine, so that later commands find them. Print a warning if that fails."""
         known = self._fleet.cluster.hosts
-        new = [host for host in hosts if self._known(host) is None]
+        new = [host for host in hosts if self._find_node(host) is None]
         if new:
             listed = tuple(replace(host, index=number) for number, host in enumerate((*known, *new)))
             job_places.remember(common.identity, replace(self._fleet.cluster, hosts=listed), self._caller.warn)
@@ -433,7 +432,7 @@ def join_node(fleet: Fleet, node: int, common: JoinFile, index: int, again: bool
     known = [posixpath.dirname(one["dir"]) for one in listed if one.get("dir")]
     # Records of other nodes lie there where ROOT_DIR is shared with them.
     place = base(facts.root, index, bool(known)) if new or not known else known[0]
-    file = of_member(common, fleet.cluster, HostMember(host, facts, place), index)
+    file = join_file_of_member(common, fleet.cluster, HostMember(host, facts, place), index)
     answer = fleet.ask_one(node, join_request(file, again), _ANSWER)
     if answer["state"] == _NEEDS_CODE:
         fleet.ask_one(node, code_request(), _CODE)

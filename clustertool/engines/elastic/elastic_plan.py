@@ -16,7 +16,7 @@ from clustertool.model.quantities import count
 
 
 def refuse(request: RunRequest) -> None:
-    """Raise UsageError for fewer hosts than the job needs, and for options that do not fit a plan made again at each epoch."""
+    """Raise UsageError for fewer hosts than the job needs, and for what refuse_fixed() refuses."""
     refuse_fixed(request)
     assert request.spec is not None
     elastic, there = request.spec.elastic, len(request.cluster.hosts)
@@ -58,7 +58,7 @@ def _numbered(hosts: Sequence[Host]) -> tuple[Host, ...]:
     return tuple(replace(host, index=number) for number, host in enumerate(hosts))
 
 
-def stands(made: Plan, cluster: Cluster) -> str:
+def describe_plan(made: Plan, cluster: Cluster) -> str:
     """Describe in a sentence, for --dry, for which nodes the plan is, and which hosts are on standby.
 
     cluster: with all hosts; without hosts if an engine chooses the nodes.

@@ -58,11 +58,11 @@ _RIGHTS = "an administrator grants it: docs/kubernetes.md has the Role"
 
 
 class AlreadyExists(PreflightError):
-    """An object of this name is there."""
+    """The error for an object whose name is taken."""
 
 
 class Expired(PreflightError):
-    """The version from which a watch was to begin is too old."""
+    """The error for a watch whose first version is too old."""
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,10 @@ class ApiRequest:
 
 
 class ClusterApi:
-    """Nothing is read or connected before the first use. May be used by several threads."""
+    """The client of the API server for one command. Nothing is read or connected before the first use.
+
+    May be used by several threads.
+    """
 
     def __init__(
         self,
@@ -135,6 +138,7 @@ class ClusterApi:
 
     @property
     def where(self) -> str:
+        """The context and the host of the server, for messages."""
         return self.credentials.where
 
     def user(self) -> str:
@@ -232,7 +236,7 @@ class ClusterApi:
             self._post(manifest, {**_STRICT, "dryRun": "All"})
 
     def delete(self, kind: str, name: str, uid: str = "", grace: int | None = None) -> bool:
-        """Start the deletion of an object and of what it owns; return False if it is not there.
+        """Start the deletion of an object and of what it owns; return False if it is not there, or has another uid.
 
         uid: delete only the object with this uid, and not a later one of the same name. grace: seconds between TERM and KILL of
         a pod, None for its own.
@@ -314,7 +318,7 @@ class ClusterApi:
 
     @contextlib.contextmanager
     def patiently(self) -> Iterator[None]:
-        """Return a context in which Ctrl+C does not interrupt requests, for the undoing of what was begun."""
+        """Return a context manager in which Ctrl+C does not interrupt requests, for the undoing of what was begun."""
         self._patient += 1
         try:
             yield

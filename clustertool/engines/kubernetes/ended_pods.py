@@ -41,7 +41,10 @@ _CUT = b"[clustertool: what follows was not restored: the log of the pod is too 
 
 
 class PodWatch:
-    """start() begins it in a thread, which ends with the process or soon after close()."""
+    """A watch of pods, in a thread, which keeps why the cluster has ended them, or why they cannot start.
+
+    The thread ends with the process or soon after close().
+    """
 
     def __init__(self, api: ClusterApi) -> None:
         self._api = api
@@ -59,6 +62,7 @@ class PodWatch:
             threading.Thread(target=self._run, args=(labels,), name="pod watch", daemon=True).start()
 
     def close(self) -> None:
+        """Let the thread end after the next change of a pod."""
         self._closed.set()
 
     def cause(self, job: str) -> tuple[str, int] | None:
@@ -73,7 +77,10 @@ class PodWatch:
         return f"pod {waiting[0].name}: {waiting[0].reason}", waiting[0].exit_code
 
     def take(self, pod: Object) -> None:
-        """Keep the view of a pod that the cluster has ended, or that cannot start because of its image."""
+        """Keep the first view of a pod that the cluster has ended, or the view of one that cannot start because of its image.
+
+        Forget the latter when that pod can start.
+        """
         found = view(pod)
         of_job = text(fields(fields(pod, "metadata"), "labels"), JOB_LABEL)
         if found.fault is PodFault.IMAGE:
@@ -96,7 +103,10 @@ class PodWatch:
 
 
 class EndedPods:
-    """places: which node of which job a pod is. failed: why the log of a pod cannot be read. May be used by several threads."""
+    """The pods that have ended, and their restored records. May be used by several threads.
+
+    places: which node of which job a pod is. failed: why the log of a pod cannot be read.
+    """
 
     def __init__(self, api: ClusterApi) -> None:
         self._api = api
@@ -118,12 +128,12 @@ class EndedPods:
         """Remove the restored records."""
         self._records.close()
 
-    def place(self, pod: str, job: str, node: int) -> None:
+    def record_place(self, pod: str, job: str, node: int) -> None:
         """Record which node of which job a pod is."""
         self.places[pod] = job, node
 
     def add(self, pod: PodView, about: JobAbout) -> None:
-        """Add an ended pod, whose records read() is to restore, with its termination message if that is of its job and node."""
+        """Add an ended pod for restore_all(), with its termination message if that is of its job and node."""
         self._wanted.add(pod.name)
         self._stated[pod.name] = Stated(about)
         with contextlib.suppress(DataError):
@@ -135,7 +145,7 @@ class EndedPods:
         """Return whether the records of a pod were restored."""
         return pod in self._read
 
-    def read(self, check: Callable[[], None]) -> None:
+    def restore_all(self, check: Callable[[], None]) -> None:
         """Restore the records of the added pods that were not restored yet, 16 at a time. Errors are put into `failed`.
 
         A pod that is gone has no error. check: is called meanwhile, and raises what ends the wait.
@@ -173,8 +183,8 @@ class EndedPods:
                 self.failed.pop(pod, None)
         return node
 
-    def need(self, base: str, kind: str, fields: Mapping[str, object]) -> None:
-        """Restore the logs of a node's ranks before a request that reads logs, once; nothing if the pod is gone.
+    def restore_needed_logs(self, base: str, kind: str, fields: Mapping[str, object]) -> None:
+        """Restore the logs of a node's ranks before a request that reads logs, once; nothing for other requests or a gone pod.
 
         base: the node's directory of jobs. kind, fields: the type of the request, and its fields, with the job.
         """
@@ -203,7 +213,7 @@ class EndedPods:
 
 
 class RestoredNode(NamedTuple):
-    """root: the folder of the node.
+    """What was restored of a node. root: the folder of the node.
 
     end: None where the pod has left no record, as after SIGKILL. cut: names of logs of which the API server does not have all
     any more: a kubelet keeps the newest part of a log.
@@ -215,7 +225,10 @@ class RestoredNode(NamedTuple):
 
 
 class RestoredRecords:
-    """The folder is removed by close(). May be used by several threads, each for its own nodes."""
+    """The private folder with the restored records of nodes, which close() removes.
+
+    May be used by several threads, each for its own nodes.
+    """
 
     def __init__(self) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="clustertool-pods-")  # has mode 0700
@@ -226,6 +239,7 @@ class RestoredRecords:
         return Path(self._folder.name)
 
     def close(self) -> None:
+        """Remove the folder."""
         self._folder.cleanup()
 
     def restore(
@@ -287,7 +301,7 @@ def split_lines(pieces: Iterable[bytes]) -> Iterator[bytes]:
 
 
 class _RankLogs:
-    """Writes the lines of ranks to their files. By the names of the files: sizes, in bytes, and role, rank and attempt."""
+    """The log files of the ranks of a node. sizes, ranks: bytes, and (role, rank, attempt), by the names of the files."""
 
     def __init__(self, paths: JobPaths) -> None:
         self._paths = paths
@@ -297,7 +311,10 @@ class _RankLogs:
         self.ranks: dict[str, tuple[str, int, int]] = {}
 
     def add(self, line: pod_record.PodLine) -> None:
-        """Append a line to the file of its rank, if the role is known and the limits of files and bytes are not reached."""
+        """Append a line to the file of its rank; drop it if the role is not known, or a limit of files or bytes is reached.
+
+        In place of the line that exceeds the bytes, write a note.
+        """
         if line.role not in ROLES or self._left <= 0:
             return
         name = self._paths.log(line.role, line.rank, line.attempt)
@@ -310,6 +327,7 @@ class _RankLogs:
         self.sizes[name] = self.sizes.get(name, 0) + len(content)
 
     def close(self) -> None:
+        """Close the files."""
         for file in self._open.values():
             file.close()
 

@@ -46,7 +46,7 @@ _PULLS = {ALWAYS: "Always", NEVER: "Never"}  # else the default of the cluster, 
 
 @dataclass(frozen=True)
 class JobManifests:
-    """settings, order: see workload.py. request: with the spec of the job."""
+    """What the objects of a job are made of. settings, order: see workload.py. request: with the spec of the job."""
 
     request: RunRequest
     settings: KubernetesSettings
@@ -103,7 +103,7 @@ class JobManifests:
         return workload.native(settings, order, commands)
 
     def bundle(self) -> tuple[bytes, bool]:
-        """Build the content of the Secret: the join file and the workspace, if they fit.
+        """Build the content of the Secret: the join file, and the workspace if that fits.
 
         Returns it, and whether the workspace has to be sent to node 0 because it does not fit.
         """

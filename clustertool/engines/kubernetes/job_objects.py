@@ -59,7 +59,7 @@ _POLL = 0.3  # seconds
 
 
 class JobObjects(NamedTuple):
-    """workload: the Job, JobSet or PaddleJob.
+    """The objects of one job in the API server. workload: the Job, JobSet or PaddleJob.
 
     kueue: the Workload objects of Kueue that it owns. events: about the workload and what it owns.
     """
@@ -269,11 +269,11 @@ class JobStore:
             self._owner = owner_hash(self._api.user())
         return {OWNER_LABEL: self._owner}
 
-    def all(self) -> dict[str, JobObjects]:
+    def read_all(self) -> dict[str, JobObjects]:
         """Read the objects of all jobs of the user, by the ids of the jobs. Raises ClustertoolError."""
         return self._find_jobs(self.owner)
 
-    def one(self, job: str) -> JobObjects | None:
+    def read_one(self, job: str) -> JobObjects | None:
         """Read the objects of a job; None if the user has no job with this id. Raises ClustertoolError."""
         return self._find_jobs(self._labels(job)).get(job)
 
@@ -287,7 +287,7 @@ class JobStore:
         Events and Kueue's Workloads are listed only for jobs that are queued, lack pods, or have lost pods without a known
         reason.
         """
-        found = self.all()
+        found = self.read_all()
         states = {job: describe_job(objects) for job, objects in found.items()}
         queued = [job for job, state in states.items() if state.state is EngineState.QUEUED]
         lost = [job for job in found if disruption_unknown(found[job])]
@@ -419,8 +419,10 @@ def _created(of: Object) -> float:
 
 
 def _name(of: Object) -> str:
+    """Return the name of an object, "" without one."""
     return text(fields(of, "metadata"), "name")
 
 
 def _uid(of: Object) -> str:
+    """Return the uid of an object, "" without one."""
     return text(fields(of, "metadata"), "uid")

@@ -25,7 +25,10 @@ _FIX = "set KUBECONFIG, or KUBERNETES = {'context': NAME} in conf.py; kubectl co
 
 
 class KubeCredentials:
-    """namespace: of the context, "" if it has none. user: its name in the kubeconfig."""
+    """The address, TLS settings and credentials of an API server, with a pool of connections to it.
+
+    namespace: of the context, "" if it has none. user: its name in the kubeconfig.
+    """
 
     def __init__(self, context: str = "") -> None:
         """Read the kubeconfig, or the service account of the pod in which this runs, and prepare the connections.
@@ -101,7 +104,7 @@ def _text_field(fields: Mapping[str, object], name: str) -> object:
 
 
 class _ErrorLog(logging.Handler):
-    """Collects what the client logs as an error in place of raising it."""
+    """A context manager that collects in `errors` what the client logs as an error in place of raising it."""
 
     def __init__(self) -> None:
         super().__init__(logging.ERROR)

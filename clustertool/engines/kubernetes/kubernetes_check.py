@@ -41,7 +41,7 @@ class Right(NamedTuple):
 
 
 class PodGroup(NamedTuple):
-    """Pods that ask for the same: requests and limits of one pod, as quantities by their names."""
+    """A number of pods that ask for the same: requests and limits of one pod, as quantities by their names."""
 
     pods: int
     requests: Mapping[str, str]

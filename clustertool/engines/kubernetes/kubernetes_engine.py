@@ -59,7 +59,7 @@ _CLEAN: JobStop = {"state": StopState.CLEAN, "survivors": []}
 
 
 class KubernetesEngine(Engine):
-    """Only jobs of the user of the kubeconfig are found."""
+    """The engine of jobs as pods. Only jobs of the user of the kubeconfig are found."""
 
     def __init__(
         self, cluster: Cluster, caller: Caller, sink: Sink | None = None, api: ClusterApi | None = None
@@ -73,16 +73,16 @@ class KubernetesEngine(Engine):
         self._followed = sink is not None
         self._output = settings.output
         self._watch = PodWatch(self.api)
-        self._live: Fleet | None = None  # of live()
-        self.fleet.records_of, self.fleet.needed = self._records_of, self._ended.need
+        self._job_fleet: Fleet | None = None  # of fleet_of_job()
+        self.fleet.records_of, self.fleet.needed = self._records_of, self._ended.restore_needed_logs
         self.fleet.no_records = _no_records
 
     def __exit__(self, *details: object) -> None:
         """Close watch and connections, and remove the restored records."""
         try:
             self._watch.close()
-            if self._live is not None:
-                self._live.close()
+            if self._job_fleet is not None:
+                self._job_fleet.close()
             super().__exit__(*details)
         finally:
             self._ended.close()
@@ -120,7 +120,7 @@ class KubernetesEngine(Engine):
         running: dict[str, Host] = {}
         for name, objects in self._select_jobs(job, newest).items():
             self._add_pods(name, objects, running)
-        self._ended.read(self.caller.check)
+        self._ended.restore_all(self.caller.check)
         running.update(self._ended.unreadable())
         self.fleet.open_shared(this_machine.host(str(self._ended.root)))
         kept = {agent.host.host for agent in self.fleet.agents.values() if agent.dead is None} & running.keys()
@@ -131,7 +131,7 @@ class KubernetesEngine(Engine):
         """Read the jobs with pods that `job` can mean, all for "", by their ids. newest: of the ended ones only the newest."""
         found: dict[str, JobObjects] = {}
         created: dict[str, float] = {}
-        for name, objects in self.store.all().items():
+        for name, objects in self.store.read_all().items():
             about = about_of(objects.workload)
             if objects.pods and (not job or can_mean(job, name, about.asked, about.name)):
                 found[name], created[name] = objects, about.created
@@ -155,7 +155,7 @@ class KubernetesEngine(Engine):
     def _add_pod(self, job: str, node: int, pod: Object, about: JobAbout, running: dict[str, Host]) -> None:
         """Add a pod to `running` or to the ended ones, and record which node of the job it is."""
         seen = view(pod)
-        self._ended.place(seen.name, job, node)
+        self._ended.record_place(seen.name, job, node)
         if seen.ended:
             self._ended.add(seen, about)
         elif seen.phase == "Running":
@@ -166,7 +166,7 @@ class KubernetesEngine(Engine):
     def first_pod(self, job: str) -> Host | None:
         """Return the pod of node 0 as a host; None if it does not run."""
         running: dict[str, Host] = {}
-        self._add_pods(job, self.store.one(job), running, first=True)
+        self._add_pods(job, self.store.read_one(job), running, first=True)
         return next(iter(running.values()), None)
 
     def reach(self, host: Host) -> Link | None:
@@ -190,7 +190,7 @@ class KubernetesEngine(Engine):
             return None
         return base("", self._ended.restore(host.host), shared=True)
 
-    def live(self, job: str) -> Fleet:
+    def fleet_of_job(self, job: str) -> Fleet:
         """Return a fleet with the same hosts, not open yet, that connects to running pods only.
 
         Raises NotFound if no pod runs.
@@ -204,8 +204,8 @@ class KubernetesEngine(Engine):
                 raise Unreachable("its pod has ended", f"{PROGRAM} status --job {job}", host.name)
             return self.reach(host)
 
-        self._live = Fleet(self.fleet.cluster, self.caller.check, None, None, reach)
-        return self._live
+        self._job_fleet = Fleet(self.fleet.cluster, self.caller.check, None, None, reach)
+        return self._job_fleet
 
     # -- jobs
 
@@ -233,7 +233,7 @@ class KubernetesEngine(Engine):
 
     def cause(self, job: str) -> tuple[str, int] | None:
         """Read the pods of a job once more, and return why the cluster has ended or not started them (PodWatch.cause)."""
-        found = self.store.one(job)
+        found = self.store.read_one(job)
         for pod in found.pods if found is not None else ():
             self._watch.take(pod)
         return self._watch.cause(job)
@@ -251,12 +251,12 @@ class KubernetesEngine(Engine):
     def cancel(self, job: str, how: StopHow) -> Answers:
         """Have the agents in the job's pods end the ranks, then delete the workload, and wait until all objects are gone.
 
-        Pods without an agent get TERM by their deletion. No object left proves that no process is. With a sink the last records
-        of the pods are read before. Returns the answer of each node. Raises Survivors.
+        No interrupt ends it. Pods without an agent get TERM by their deletion. No object left proves that no process is. With a
+        sink the last records of the pods are read before. Returns the answer of each node. Raises Survivors.
         """
         with self.api.patiently():
             running: dict[str, Host] = {}
-            self._add_pods(job, self.store.one(job), running)
+            self._add_pods(job, self.store.read_one(job), running)
             answers = self._stop(job, running, how)
             if self._followed:  # those that were placed leave their last records before they are deleted
                 results = {pod: read_result(answers[host.name], job).state for pod, host in running.items()}
@@ -317,7 +317,10 @@ class KubernetesEngine(Engine):
         return sorted(found, key=lambda pod: (pod.node is None, pod.node or 0, pod.pod))
 
     def join_log(self, job: str) -> tuple[str, Sequence[str]]:
-        """Return the name of the first failed pod's log and its last lines, without those of ranks and the record."""
+        """Return the name of the first failed pod's log and its last lines, without those of ranks and the record.
+
+        "" and () if no pod has failed.
+        """
         failed = (pod.name for pod in map(view, self.store.pods(job)) if pod.code > 0)
         pod = next(failed, "")
         if not pod:
@@ -367,7 +370,10 @@ class KubernetesEngine(Engine):
 
 
 class PodLink:
-    """api: may be used by several threads. pod: its name in the API server. node: what messages call it."""
+    """The link to a pod, whose channels run programs there. pod: its name in the API server. node: what messages call it.
+
+    api: may be used by several threads.
+    """
 
     noise = b""
     no_shell = ("/bin/sh did not start in the container", _NO_SHELL)

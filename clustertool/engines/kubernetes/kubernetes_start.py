@@ -53,7 +53,7 @@ _PAUSE = 2.0
 
 
 class KubernetesStart(Starter):
-    """prepare() asks the API server for the user's name, and lets it check the workload."""
+    """The start of a job on Kubernetes. prepare() asks the API server for the user's name, and lets it check the workload."""
 
     def __init__(self, engine: Engine, request: RunRequest) -> None:
         super().__init__(engine, request)
@@ -216,7 +216,7 @@ def documents(manifests: Sequence[Object]) -> tuple[Document, ...]:
 
 
 class SubmittedObjects:
-    """Use for one job: create(), and undo() if a later step fails."""
+    """The objects of one job, as far as they were created: call create(), and undo() if a later step fails."""
 
     def __init__(self, api: ClusterApi, warn: Callable[[str], None], check: Callable[[], None]) -> None:
         """Prepare the creation. warn: gets a message for each object that cannot be removed.

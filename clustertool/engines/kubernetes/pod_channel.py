@@ -32,7 +32,7 @@ _FAILED = 126  # exit status where the runtime could not start the program
 
 
 class PodChannel:
-    """exit_status is -1 until status_event is set."""
+    """A channel to a program in a pod, with the functions of paramiko's. exit_status is -1 until status_event is set."""
 
     out_max_packet_size = _FRAME
 
@@ -91,9 +91,11 @@ class PodChannel:
         return self._take_bytes(_STDERR, size)
 
     def recv_ready(self) -> bool:
+        """Check whether received bytes of stdout are unread."""
         return bool(self._streams[_STDOUT])
 
     def recv_stderr_ready(self) -> bool:
+        """Check whether received bytes of stderr are unread."""
         return bool(self._streams[_STDERR])
 
     def wait(self, seconds: float) -> None:
@@ -123,6 +125,7 @@ class PodChannel:
 
     @property
     def _is_over(self) -> bool:
+        """Whether the channel was closed, or has ended."""
         return self.closed or self.eof_received
 
     def _take_bytes(self, stream: int, size: int) -> bytes:
@@ -148,7 +151,7 @@ class PodChannel:
         return sum(map(len, self._streams.values())) >= _UNREAD
 
     def _wake_thread(self) -> None:
-        """Wake the thread."""
+        """Wake the thread that moves bytes."""
         with contextlib.suppress(OSError):  # it has rung already, or the channel has ended
             self._ringer.send(b"!")
 

@@ -42,7 +42,10 @@ def allocation_here(slurm: SlurmHost, facts: Facts) -> ShellAllocation | None:
 
 
 class AllocationStep:
-    """srun in a session of its own: no signal of this terminal reaches it. folder: of the submission, with its script."""
+    """The step of a job in an allocation, which the constructor starts: srun in a session of its own.
+
+    No signal of this terminal reaches it. folder: of the submission, with its script.
+    """
 
     def __init__(self, allocation: ShellAllocation, job: str, folder: str) -> None:
         self._allocation, self._job, self._folder = allocation, job, Path(folder)

@@ -36,7 +36,7 @@ print(sys.version_info >= (3, 8), sys.version.split()[0], found, os.uname().node
 """
 
 
-def of_login_host(fleet: Fleet, wanted: ProbeWanted) -> Examined:
+def check_login_host(fleet: Fleet, wanted: ProbeWanted) -> Examined:
     """Probe the login host, and return its facts and the findings in the columns of a host without ranks.
 
     fleet: of the login host alone.
@@ -45,7 +45,7 @@ def of_login_host(fleet: Fleet, wanted: ProbeWanted) -> Examined:
     return replace(examined, findings=tuple(one for one in examined.findings if one.column in _COLUMNS))
 
 
-def of_queue(slurm: SlurmHost, settings: SlurmSettings, folder: str) -> Iterator[Finding]:
+def check_queue(slurm: SlurmHost, settings: SlurmSettings, folder: str) -> Iterator[Finding]:
     """Test a submission with these settings (sbatch --test-only) and the limits of partitions, and yield one finding.
 
     folder: any one on the login host.
@@ -67,14 +67,14 @@ def of_queue(slurm: SlurmHost, settings: SlurmSettings, folder: str) -> Iterator
         yield Finding(0, "queue", "ok", "ok")
 
 
-def of_grace(slurm: SlurmHost, cluster: Cluster) -> Iterator[Finding]:
+def check_grace(slurm: SlurmHost, cluster: Cluster) -> Iterator[Finding]:
     """Yield a warning if the grace that conf.py sets is not shorter than Slurm's KillWait."""
     warning = grace_warning(cluster.grace, kill_wait(slurm.config())) if cluster.grace_given else ""
     if warning:
         yield Finding(0, "queue", "warn", "KillWait", warning)
 
 
-def of_allocation(allocation: ShellAllocation, settings: SlurmSettings) -> Iterator[Finding]:
+def check_allocation(allocation: ShellAllocation, settings: SlurmSettings) -> Iterator[Finding]:
     """Yield one finding: whether the allocation of this shell is large enough for a job with these settings."""
     try:
         warning = allocation.cpus_warning(allocation.step(settings), 0)
@@ -85,7 +85,7 @@ def of_allocation(allocation: ShellAllocation, settings: SlurmSettings) -> Itera
     yield Finding(0, "queue", "warn" if warning else "ok", text, warning)
 
 
-def of_compute_nodes(
+def check_compute_nodes(
     fleet: Fleet, slurm: SlurmHost, settings: SlurmSettings, facts: Facts, allocation: ShellAllocation | None
 ) -> Examined:
     """Run a probe on nodes by srun: whether ROOT_DIR is that of the login host, and whether the version of Python is enough.

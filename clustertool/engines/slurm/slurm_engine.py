@@ -17,7 +17,13 @@ from clustertool.engines.base import Answers, Description, Engine, EngineState, 
 from clustertool.engines.caller import Caller
 from clustertool.engines.preflight import Examined
 from clustertool.engines.slurm.allocation_step import allocation_here
-from clustertool.engines.slurm.slurm_check import of_allocation, of_compute_nodes, of_grace, of_login_host, of_queue
+from clustertool.engines.slurm.slurm_check import (
+    check_allocation,
+    check_compute_nodes,
+    check_grace,
+    check_login_host,
+    check_queue,
+)
 from clustertool.engines.slurm.slurm_host import SlurmHost, message
 from clustertool.engines.slurm.srun_link import LoginLinks, SrunLink
 from clustertool.errors import ClustertoolError, NotFound, PreflightError, Survivors, Unreachable, raise_all
@@ -61,22 +67,22 @@ _NO_END: JobStop = {
 
 
 class SlurmEngine(Engine):
-    """Settings: see SlurmSettings."""
+    """The engine of jobs in the queue of Slurm. `settings`: those of conf.py; `host`: the login host."""
 
     def __init__(self, cluster: Cluster, caller: Caller, sink: Sink | None = None) -> None:
         self.settings: SlurmSettings = read_settings(cluster.settings, where=cluster.where)
         self.host = self.settings.login_host or this_machine.host()
         super().__init__(cluster, caller, sink)
-        self._live: Fleet | None = None  # of live()
+        self._job_fleet: Fleet | None = None  # of fleet_of_job()
         self._opening = threading.Lock()  # several jobs may be cancelled at a time
         self._thread, self._noted = threading.get_ident(), False
         self._over: dict[str, Description] = {}  # jobs that have ended: nothing changes any more
         self._outputs: dict[str, str] = {}  # the paths of what jobs have printed that were submitted by hand
 
     def __exit__(self, *_: object) -> None:
-        """Close the connections, also those of live()."""
-        if self._live is not None:
-            self._live.close()
+        """Close the connections, also those of fleet_of_job()."""
+        if self._job_fleet is not None:
+            self._job_fleet.close()
         super().__exit__()
 
     def open(self, lag: float | None = None, job: str = "", newest: bool = False) -> Fleet:
@@ -114,7 +120,7 @@ class SlurmEngine(Engine):
             raise error
         return shared
 
-    def live(self, job: str) -> Fleet:
+    def fleet_of_job(self, job: str) -> Fleet:
         """Return a fleet of a running job's nodes, not yet open, whose connections are steps of srun.
 
         Raises NotFound, PreflightError.
@@ -133,26 +139,26 @@ class SlurmEngine(Engine):
                 raise absent[host.index]
             if host.index not in names:
                 raise Unreachable("is no node of its allocation", "inspect the records of the job", host.name)
-            return SrunLink(ways.of(host.index), srun, number, names[host.index])
+            return SrunLink(ways.for_node(host.index), srun, number, names[host.index])
 
-        self._live = Fleet(cluster, self.caller.check, None, None, reach, self.fleet.prompter)
-        return self._live
+        self._job_fleet = Fleet(cluster, self.caller.check, None, None, reach, self.fleet.prompter)
+        return self._job_fleet
 
     def check(self, settings: Mapping[str, object], deep: bool) -> Examined:
         """Check the login host, and whether Slurm would take a job with these settings, or this shell's allocation suffices.
 
-        deep: if that is right, also run a probe on nodes (of_compute_nodes). Raises the errors of the login host.
+        deep: if that is right, also run a probe on nodes (check_compute_nodes). Raises the errors of the login host.
         """
         from_all = read_settings(self.fleet.cluster.settings, None, settings, self.fleet.cluster.where)
         login, slurm = self.login, self.slurm
-        examined = of_login_host(login, {})
+        examined = check_login_host(login, {})
         examined.require()
         facts = examined.facts[0]
         allocation = allocation_here(slurm, facts)
-        found = of_allocation(allocation, from_all) if allocation else of_queue(slurm, from_all, facts.root)
-        examined = examined.add_findings([*found, *of_grace(slurm, self.fleet.cluster)])
+        found = check_allocation(allocation, from_all) if allocation else check_queue(slurm, from_all, facts.root)
+        examined = examined.add_findings([*found, *check_grace(slurm, self.fleet.cluster)])
         if deep and not errors(examined.findings):
-            seen = of_compute_nodes(login, slurm, from_all, facts, allocation)
+            seen = check_compute_nodes(login, slurm, from_all, facts, allocation)
             examined = replace(seen, findings=(*examined.findings, *seen.findings))
         return examined
 
@@ -379,7 +385,7 @@ class SlurmEngine(Engine):
     def _stop(
         self, slurm: SlurmHost, queued: SlurmJob, job: str, how: StopHow, note: Callable[[str], None], channels: int
     ) -> dict[str, StopAnswer]:
-        """Stop a job by agents on its nodes, and return {name of a node: its answer}.
+        """Stop a job by agents on its nodes, and return {name of a node: its answer}, without nodes that gave no answer.
 
         If no node can be reached, Slurm sends TERM or KILL. note: shows a message about that. channels: nodes at a time.
         """

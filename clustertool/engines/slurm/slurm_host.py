@@ -27,7 +27,7 @@ _START = "is slurmctld running? scontrol ping on that host shows it"
 
 
 class SlurmHost:
-    """fleet: of the login host alone, open.
+    """The programs of Slurm on the login host, and the folders of submitted jobs there. fleet: of this host alone, open.
 
     note: gets a message about a program that answers late. check: is called while a program runs, and raises what ends the
     wait; None: no interrupt ends it.
@@ -94,7 +94,7 @@ class SlurmHost:
         self._fleet.ask_one(0, messages.END_PROGRAMS({}))
 
     def path(self, name: str) -> str:
-        """Return the path of a program of Slurm on the login host, which runs it once.
+        """Find the path of a program of Slurm on the login host, by running it with --version at the first call.
 
         Raises PreflightError if there is none.
         """
@@ -150,14 +150,14 @@ class SlurmHost:
         answer = self._run_program("sacct", *options)  # not every cluster has it
         return answer["stdout"].strip().partition("\n")[0] if not answer["code"] else ""
 
-    def submit(self, about: SubmittedJob, files: dict[str, str]) -> None:
-        """Make the folder of a submission on the login host. files: {name: base64}.
+    def create_folder(self, about: SubmittedJob, files: dict[str, str]) -> None:
+        """Create the folder of a submission on the login host. files: {name: base64}.
 
         Raises UsageError if it exists, PreflightError.
         """
         self._ask(messages.SUBMIT({"about": about, "files": files}), self._check)
 
-    def submitted(self, job: str, number: str) -> None:
+    def record_number(self, job: str, number: str) -> None:
         """Record the number that Slurm has given to a submitted job. Raises NotFound, PreflightError."""
         self._ask(messages.SUBMITTED({"job": job, "slurm_id": number}), self._check)
 

@@ -19,7 +19,7 @@ from clustertool.engines.job_request import engine_table
 from clustertool.engines.queued_request import ExpectedNodes
 from clustertool.engines.send_workspace import needs, portions, send
 from clustertool.engines.slurm.allocation_step import AllocationStep, allocation_here
-from clustertool.engines.slurm.slurm_check import of_login_host
+from clustertool.engines.slurm.slurm_check import check_login_host
 from clustertool.engines.slurm.slurm_engine import SlurmEngine
 from clustertool.engines.slurm.slurm_host import SlurmHost, advice, message
 from clustertool.errors import ClustertoolError, Interrupted, PreflightError, Terminated, UsageError, raise_all
@@ -57,7 +57,7 @@ _EXPORTED = "it has the key of the job: copy it to a folder of yours alone, whic
 
 
 class SlurmStart(Starter):
-    """prepare() connects to the login host, also for --dry: ROOT_DIR is known there."""
+    """The start of a job in Slurm. prepare() connects to the login host, also for --dry: ROOT_DIR is known there."""
 
     @property
     def _slurm_engine(self) -> SlurmEngine:
@@ -98,11 +98,15 @@ class SlurmStart(Starter):
             return Submission(self._identity.job_id, None, documents)
         shown = self._allocation.seen(self._settings) if self._allocation else self._settings
         plan = queued_request.expected_plan(request, nodes_of_slurm(shown, facts), self._identity)
-        stands = f"{elastic_plan.stands(plan, request.cluster)}; {_STANDS}" if request.spec.elastic.present else _STANDS
+        stands = (
+            f"{elastic_plan.describe_plan(plan, request.cluster)}; {_STANDS}"
+            if request.spec.elastic.present
+            else _STANDS
+        )
         return Submission(self._identity.job_id, plan, documents, stands)
 
     def _use_allocation(self, ranks: int) -> str:
-        """Reduce the settings to those of a step, if the shell has an allocation that is used, and print which one is used.
+        """Reduce the settings to those of a step, if the shell has an allocation that is used; print whether it is used.
 
         Returns a warning if `ranks` on a node share processors, "" for none. Raises UsageError if the allocation is too small.
         """
@@ -154,7 +158,7 @@ class SlurmStart(Starter):
         wanted: ProbeWanted = {"job_workspace": options.job_workspace}
         if options.job_workspace:
             wanted["listing"] = not (options.command or options.script) or bool(options.shards)
-        examined = of_login_host(fleet, wanted)
+        examined = check_login_host(fleet, wanted)
         if self._request.workspace is not None:
             examined = examined.check_disk(needs(self._request.workspace, fleet.cluster, examined.facts, None))
         examined.require()
@@ -213,10 +217,10 @@ class SlurmStart(Starter):
         if self._allocation:
             contents[STEP_OUTPUT] = b""  # closed to others, as that of a job of sbatch
         files = {name: base64.b64encode(data).decode() for name, data in contents.items()}
-        slurm.submit(about, files)
+        slurm.create_folder(about, files)
         try:
             number = self._start_step(slurm, order) if self._allocation else self._sbatch(slurm, order)
-            slurm.submitted(job, number)
+            slurm.record_number(job, number)
         except BaseException as error:
             self._take_back(slurm.patient, job, error)
             raise
@@ -280,7 +284,8 @@ class SlurmStart(Starter):
     def _sbatch(self, slurm: SlurmHost, order: SubmitOrder) -> str:
         """Run sbatch, and return the number of the Slurm job. Raises PreflightError with the reason of a refusal.
 
-        If sbatch gives no number, the job may have been accepted all the same: its number is searched for in the queue.
+        If sbatch gives no number, the job may have been accepted all the same: it is searched for in the queue, and a warning
+        printed if it is there.
         """
         answer = slurm.run(
             *submit_script.submit_command(self._settings, order, posixpath.join(order.folder, SCRIPT)),

@@ -19,7 +19,10 @@ exec "$srun" "--jobid=$job" --overlap --unbuffered --quiet --mpi=none --nodes=1 
 
 
 class SrunLink:
-    """login: the connection to the login host. srun: the path of the program there. job: the number of the Slurm job."""
+    """The link to a node of a running Slurm job: each of its channels is a step, started by a shell on the login host.
+
+    login: the connection to the login host. srun: the path of the program there. job: the number of the Slurm job.
+    """
 
     no_shell = NO_SHELL
     noise = rb"srun: error: [^\n]*: task 0: [^\n]*\n"  # how the command has ended, if srun has not closed its stderr by then
@@ -66,7 +69,7 @@ class LoginLinks:
         self._more = more
         self._lock = threading.Lock()
 
-    def of(self, node: int) -> Link:
+    def for_node(self, node: int) -> Link:
         """Return the connection for a node, which four nodes share; open it if it is not there or was lost.
 
         Raises why that fails.

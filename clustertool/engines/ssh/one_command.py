@@ -18,7 +18,10 @@ from clustertool.model.wire.messages import SAME_COMMAND
 
 
 class OneCommand:
-    """The command of a request; `starter` is this machine, if it is one of the nodes, else ""."""
+    """The typed command of a request, which the first node recognizes if it is typed on several nodes.
+
+    `starter` is the id of this machine, if it is one of several nodes and announce() was called, else "".
+    """
 
     def __init__(self, request: RunRequest) -> None:
         self._request = request
@@ -30,7 +33,7 @@ class OneCommand:
         self._names: dict[str, str] = {}  # of the nodes, by their machine
 
     def announce(self, fleet: Fleet, facts: ByNode) -> None:
-        """Announce the command to the first node, and set `starter`, if this machine is one of several nodes.
+        """Announce the command to the first node, and set `starter`, if this machine is one of several nodes; else do nothing.
 
         Raises UsageError if the same command runs from another node.
         """
@@ -42,7 +45,7 @@ class OneCommand:
             self._ask(fleet, start=False)
 
     def claim_start(self, fleet: Fleet) -> None:
-        """Ask the first node for the right to start the job; do nothing if this machine is no node.
+        """Ask the first node for the right to start the job; do nothing unless this machine is one of several nodes.
 
         Raises UsageError if another node has it (its job may run), or has typed the same command and comes first in the list.
         """

@@ -13,7 +13,7 @@ from clustertool.model.wire.agent_requests import StopHow
 
 
 class SshEngine(Engine):
-    """Nothing waits in a queue: what there is to know of a job, its nodes' records have."""
+    """The engine of jobs on HOSTS. Nothing waits in a queue: what there is to know of a job, its nodes' records have."""
 
     def open(self, lag: float | None = None, job: str = "", newest: bool = False) -> Fleet:
         """Connect to all nodes, and return the fleet. lag: see Fleet.open."""

@@ -10,7 +10,13 @@ from clustertool.engines import earlier_work, preflight
 from clustertool.engines.base import Engine, Starter, Submission, Submitted
 from clustertool.engines.caller import nothing_left, pause
 from clustertool.engines.elastic import elastic_plan
-from clustertool.engines.elastic.elastic_members import HostMember, MemberStart, join_file, members, of_member
+from clustertool.engines.elastic.elastic_members import (
+    HostMember,
+    MemberStart,
+    build_members,
+    join_file,
+    join_file_of_member,
+)
 from clustertool.engines.image_distribution import ImageDistribution
 from clustertool.engines.job_request import Kinds, RunRequest, check_ranks, make_plan, start_with_retries
 from clustertool.engines.preflight import Examined
@@ -40,7 +46,7 @@ Undone = dict[int, StopResult]  # by node
 
 
 class SshStart(Starter):
-    """prepare() opens the engine's fleet, unless --dry needs no fact of the nodes."""
+    """The start of a job over ssh. prepare() opens the engine's fleet, unless --dry needs no fact of the nodes."""
 
     def __init__(self, engine: Engine, request: RunRequest) -> None:
         super().__init__(engine, request)
@@ -62,14 +68,14 @@ class SshStart(Starter):
         if spec is not None and spec.elastic.present:
             elastic_plan.refuse(request)
         if wish.dry and spec is not None and not wish.skip_bad and not needs_probe(request.cluster, spec):
-            return self._submission(self._make_plan(given_facts(request.cluster)))
+            return self._build_submission(self._make_plan(given_facts(request.cluster)))
         facts = self._examine()
         if wish.dry:
-            return self._submission(self._make_plan(facts))
+            return self._build_submission(self._make_plan(facts))
         facts = shared_roots.confirm(self._fleet, facts)
         if self._elastic.present:
-            self._members = members(request.cluster, facts, request)
-        return self._submission(self._plan_when_free(facts))
+            self._members = build_members(request.cluster, facts, request)
+        return self._build_submission(self._plan_when_free(facts))
 
     def submit(self, submission: Submission) -> Submitted:
         """Bring image and workspace to the nodes, and start the plan; make it again if another job took a port or device of it.
@@ -105,9 +111,9 @@ class SshStart(Starter):
         known = {host.index: replace(facts[number[host.name]], node=host.index) for host in first.hosts}
         return make_plan(replace(request, cluster=first), known, identity)
 
-    def _submission(self, made: Plan) -> Submission:
-        """Build the submission of a plan; for an elastic job with the sentence that tells for which nodes the plan is."""
-        stands = elastic_plan.stands(made, self._request.cluster) if self._elastic.present else ""
+    def _build_submission(self, made: Plan) -> Submission:
+        """Build the submission of a plan; for an elastic job with the sentence that states for which nodes the plan is."""
+        stands = elastic_plan.describe_plan(made, self._request.cluster) if self._elastic.present else ""
         return Submission(made.job_id, made, stands=stands)
 
     def _remember(self, made: Plan) -> None:
@@ -118,7 +124,7 @@ class SshStart(Starter):
     def _start_members(self, made: Plan) -> None:
         """Send image, workspace and NVML to all hosts, and start a process on each that joins the job.
 
-        Wait for the first epoch.
+        Wait for the first epoch, and record the job on this machine.
         """
         caller, request = self._engine.caller, self._request
         facts = {member.host.index: member.facts for member in self._members}
@@ -129,14 +135,14 @@ class SshStart(Starter):
         caller.note(f"job {made.job_id}: {made.job.mode}, elastic, {elastic.text} nodes, on {count(total, 'node')}")
         common = join_file(request, made, releases.get(0, ""), total)
         files = {
-            member.host.index: of_member(common, request.cluster, member, member.host.index) for member in self._members
+            one.host.index: join_file_of_member(common, request.cluster, one, one.host.index) for one in self._members
         }
         self._command.claim_start(self._fleet)
         MemberStart(caller, self._fleet, files, elastic.minimum).run()
         self._remember(made)
 
     def _examine(self) -> ByNode:
-        """Probe all nodes, and return their facts, after all checks; raise the errors of all nodes together.
+        """Probe all nodes, and return their facts, after all checks; print warnings, raise the errors of all nodes together.
 
         Leaves out bad nodes with --skip-bad, and for an elastic job. Completes the request: the spec if job.toml is on the
         nodes, the job id, the job to resume. Announces the command to the first node, except with --dry.
@@ -147,7 +153,7 @@ class SshStart(Starter):
         wanted: ProbeWanted = {"job_workspace": options.job_workspace, "listing": listing}
         wanted["earlier"] = earlier_work.earlier_wanted(request)
         container = request.spec.container if request.spec else NO_CONTAINER
-        asked = self._ask_for_mpi(wanted)
+        asked = self._add_mpi_question(wanted)
         examined = self._check_room(preflight.examine(self._fleet, asked, ports=False, container=container))
         elastic = self._elastic
         if request.wish.skip_bad or elastic.present:
@@ -169,7 +175,7 @@ class SshStart(Starter):
                 facts = self._examine_job(wanted, request.spec.container)
         if not request.wish.dry:
             self._command.announce(self._fleet, facts)
-        earlier_work.settle(caller, request, facts)
+        earlier_work.choose_id_and_resumed(caller, request, facts)
         return self._add_device_use(facts)
 
     def _keep_elastic_hosts(self, examined: Examined) -> Examined:
@@ -188,8 +194,8 @@ class SshStart(Starter):
         self._fleet.keep_hosts(examined.cluster)
         return examined
 
-    def _ask_for_mpi(self, wanted: ProbeWanted) -> preflight.Wanted:
-        """Return `wanted`; for a job that mpirun starts: a function that adds the question for MPI for each host."""
+    def _add_mpi_question(self, wanted: ProbeWanted) -> preflight.Wanted:
+        """Return `wanted`; for a job that mpirun starts: a function that returns it for a host, with the question for MPI."""
         spec, cluster, passed = self._request.spec, self._request.cluster, dict(self._request.passed)
         if spec is None or not spec.by_mpirun:
             return wanted
@@ -201,7 +207,7 @@ class SshStart(Starter):
 
         Raises the errors of all nodes.
         """
-        asked = self._ask_for_mpi(wanted)
+        asked = self._add_mpi_question(wanted)
         examined = preflight.examine(self._fleet, asked, ports=False, ping=False, container=container)
         examined.require()
         return examined.facts
@@ -213,12 +219,15 @@ class SshStart(Starter):
         """
         again: ProbeWanted = {"job_workspace": self._request.options.job_workspace}
         container = self._request.spec.container if self._request.spec else NO_CONTAINER
-        gathered = preflight.probe(self._fleet, self._ask_for_mpi(again), container)
+        gathered = preflight.probe(self._fleet, self._add_mpi_question(again), container)
         facts = {node: read_facts(node, answer) for node, answer in gathered.all().items()}
         return self._add_device_use(shared_roots.confirm(self._fleet, facts))
 
     def _add_device_use(self, facts: ByNode) -> ByNode:
-        """Ask the nodes what computes on their devices and how they are, with --devices auto; add it to the facts."""
+        """With --devices auto, ask the nodes what computes on their devices and how they are, and return the facts with that.
+
+        Else return the facts as they are. Raises the errors of all nodes.
+        """
         spec = self._request.spec
         if spec is None or not spec.auto_devices:
             return facts
@@ -226,7 +235,7 @@ class SshStart(Starter):
         return {node: with_devices(fact, answers[node]) for node, fact in facts.items()}
 
     def _check_room(self, examined: Examined) -> Examined:
-        """Add the check of the disk for the workspace to `examined`, if there is a workspace."""
+        """Return `examined` with the check of the disk for the workspace; as it is without a workspace."""
         request = self._request
         if request.workspace is None:
             return examined
@@ -243,7 +252,7 @@ class SshStart(Starter):
             mine = replace(mine, starter=self._command.starter, same_command=self._command.digest)
         made = self._make_plan(facts, mine)
         check_ranks(request, made)
-        earlier_work.hint(caller, request, made)
+        earlier_work.hint_at_resuming(caller, request, made)
         for warning in made.warnings:
             caller.warn(warning)
         request.planned(made)
@@ -273,7 +282,8 @@ class SshStart(Starter):
     def _dispatch(self, facts: ByNode) -> Mapping[int, str]:
         """Send the workspace to the nodes of `facts`, and return {node: the name of its release}; {} without a workspace.
 
-        Raises the errors of all nodes together.
+        If a file changes meanwhile, the request gets the workspace as it was read again. Raises the errors of all nodes
+        together.
         """
         request = self._request
         if request.workspace is None:
@@ -291,7 +301,7 @@ class SshStart(Starter):
     def _bring_image(self, made: Plan, facts: ByNode) -> Plan:
         """Bring the image of a job in containers to the nodes of `facts`; return the plan with the image that each node has.
 
-        Raises PreflightErrors if the images differ between nodes.
+        Without containers, return the plan as it is. Raises PreflightErrors if the images differ between nodes.
         """
         spec = self._request.spec
         if spec is None or not spec.container:
