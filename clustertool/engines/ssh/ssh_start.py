@@ -224,9 +224,9 @@ class SshStart(Starter):
         return self._add_device_use(shared_roots.confirm(self._fleet, facts))
 
     def _add_device_use(self, facts: ByNode) -> ByNode:
-        """With --devices auto, ask the nodes what computes on their devices and how they are, and return the facts with that.
+        """Return the facts with the use and state of devices, which the nodes are asked for with --devices auto.
 
-        Else return the facts as they are. Raises the errors of all nodes.
+        Without it, return the facts as they are. Raises the errors of all nodes.
         """
         spec = self._request.spec
         if spec is None or not spec.auto_devices:
