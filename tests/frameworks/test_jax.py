@@ -9,7 +9,7 @@ import subprocess
 
 import pytest
 
-from clustertool.node.supervisor.rank_process import of_allocation
+from clustertool.node.supervisor.rank_process import allocation_variables
 from tests.cli import REPO
 from tests.frameworks.examples import find_venv
 
@@ -40,7 +40,7 @@ def both(program: str) -> list[tuple[int, str]]:
     started = []
     for rank in ("0", "1"):
         variables = {"RANK": rank, "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-        env = {**of_allocation({**os.environ, **TASK}), **variables, "JAX_PLATFORMS": "cpu"}
+        env = {**allocation_variables({**os.environ, **TASK}), **variables, "JAX_PLATFORMS": "cpu"}
         started.append(
             subprocess.Popen(
                 [python, "-c", program], env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True

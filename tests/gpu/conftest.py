@@ -39,7 +39,7 @@ def unable(why: str) -> NoReturn:
 @pytest.fixture(scope="session")
 def gpus() -> tuple[int, ...]:
     """The numbers of the GPUs."""
-    kind, ids = detect.found()
+    kind, ids = detect.detect_cards()
     if kind != "gpu":
         unable("needs an NVIDIA GPU, and there is none here")
     return tuple(ids)

@@ -15,7 +15,7 @@ from clustertool.model.job.state_names import StartReason, StopState
 from clustertool.model.paths import JobPaths
 from clustertool.node.jobs import stop_request, supervisor_client
 from clustertool.node.jobs.records import Record
-from clustertool.node.system.tls_link import beat
+from clustertool.node.system.tls_link import heartbeat_interval
 from tests.node.harness import Process, alive, read, until
 from tests.node.joining import JoinBench, Machine, codes, start
 
@@ -184,7 +184,7 @@ def test_a_new_node_joins_at_the_next_epoch(join_bench: JoinBench) -> None:
     more = join_bench.another(machines[0], index=2)
     more.start()
     until(lambda: more.reports("joined"), "it waits")
-    time.sleep(2 * beat(5.0))  # nothing is to happen
+    time.sleep(2 * heartbeat_interval(5.0))  # nothing is to happen
     assert not machines[0].events("epoch-ended")
     machines[1].signal(signal.SIGKILL)
     says(machines[0], 1, 0, 2)

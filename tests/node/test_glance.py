@@ -171,7 +171,7 @@ def test_a_tool_that_costs_much_is_run_seldom(tmp_path: Path, monkeypatch: pytes
     tool.write_text(f"#!/bin/sh\necho run >> {tmp_path}/runs\n{burn}\ncat {recorded}\n")
     tool.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    monkeypatch.setattr(detect, "found", lambda: ("npu", [0, 1]))
+    monkeypatch.setattr(detect, "detect_cards", lambda: ("npu", [0, 1]))
     pulse = read.PacedReader("none")
     for _ in range(3):
         assert [device["model"] for device in pulse.now()["devices"]] == ["910B2", "910B2"]

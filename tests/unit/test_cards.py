@@ -50,7 +50,7 @@ AMD = "cpu_cores_count 0\nsimd_count 8\nvendor_id 4098\n"
     ],
 )
 def test_found(tmp_path: Path, files: list[str], topology: list[str] | None, expected: tuple[str, list[int]]) -> None:
-    assert detect.found(*node(tmp_path, files, topology)) == expected
+    assert detect.detect_cards(*node(tmp_path, files, topology)) == expected
 
 
 def test_models_are_read_from_the_driver_in_the_order_of_the_bus(tmp_path: Path) -> None:
@@ -75,7 +75,7 @@ def test_a_library_that_is_none_is_no_card(tmp_path: Path, monkeypatch: pytest.M
     (tmp_path / detect.LIBRARY).write_text("nonsense")
     monkeypatch.setenv("LD_LIBRARY_PATH", f":{tmp_path}")
     assert detect.library() == str(tmp_path / detect.LIBRARY)
-    assert detect.found(*node(tmp_path, [])) == ("cpu", [])
+    assert detect.detect_cards(*node(tmp_path, [])) == ("cpu", [])
 
 
 def test_a_library_that_crashes_or_hangs_is_no_card(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -90,7 +90,7 @@ def test_a_library_that_crashes_or_hangs_is_no_card(tmp_path: Path, monkeypatch:
         (tmp_path / "library.c").write_text(source)
         argv = [compiler, "-shared", "-fPIC", "-o", str(tmp_path / detect.LIBRARY), str(tmp_path / "library.c")]
         subprocess.run(argv, check=True)
-        assert detect.found(str(tmp_path / "dev"), str(tmp_path / "sys")) == ("cpu", [])
+        assert detect.detect_cards(str(tmp_path / "dev"), str(tmp_path / "sys")) == ("cpu", [])
 
 
 def test_within() -> None:

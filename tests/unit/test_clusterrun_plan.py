@@ -16,8 +16,8 @@ from clustertool.model.planning.environment import fill, literal
 from clustertool.model.planning.plan import needs_probe
 from clustertool.model.planning.requests import spec as spec_of
 from clustertool.model.planning.shell_variables import visible
+from clustertool.node.supervisor.rank_process import allocation_variables, inherited_variables, login_variables
 from clustertool.node.supervisor.rank_process import environment as environment_of
-from clustertool.node.supervisor.rank_process import inherited_variables, of_allocation, of_login
 
 CLUSTER = cluster_of(hosts(2))
 
@@ -327,7 +327,7 @@ def test_what_a_process_has_of_the_login() -> None:
         OMPI_COMM_WORLD_RANK""".split(),
         "x",
     )
-    assert of_login({**kept, **dropped}) == kept
+    assert login_variables({**kept, **dropped}) == kept
     made = plan_of(cluster_of(hosts(1)))
     spec = spec_of(made, made.nodes[0], [], [])
     process = spec["processes"][0]
@@ -351,7 +351,7 @@ def test_what_a_process_inherits_in_an_allocation() -> None:
         OMPI_COMM_WORLD_SIZE RANK PADDLE_TRAINER_ID https_proxy""".split(),
         "x",
     )
-    assert of_allocation({**kept, **dropped}) == kept
+    assert allocation_variables({**kept, **dropped}) == kept
     made = plan_of(cluster_of(hosts(1)))
     spec = spec_of(made, made.nodes[0], [], [])
     process = spec["processes"][0]

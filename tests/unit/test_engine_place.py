@@ -12,7 +12,7 @@ from clustertool.model.joining.engine_place import placed
 from clustertool.model.joining.join_file import EngineSettings, JoinFile, MeetingPoint, check, from_json, to_json
 from clustertool.model.launcher_variables import cpus_of_task
 from clustertool.model.slurm.slurm_answers import read_node_list
-from clustertool.node.supervisor.rank_process import of_allocation
+from clustertool.node.supervisor.rank_process import allocation_variables
 from tests.unit.test_join_file import made
 
 # As srun of Slurm 22.05 sets them for a task on the third of three nodes.
@@ -103,7 +103,9 @@ def test_an_engine_that_is_not_known() -> None:
 def test_ranks_get_no_variable_of_a_task() -> None:
     kept = {"SLURM_JOB_ID": "7", "HOME": "/h"}
     assert (
-        of_allocation({**kept, "SLURMD_NODENAME": "n1", "SLURM_PROCID": "0", "SRUN_DEBUG": "3", "PMIX_RANK": "0"})
+        allocation_variables(
+            {**kept, "SLURMD_NODENAME": "n1", "SLURM_PROCID": "0", "SRUN_DEBUG": "3", "PMIX_RANK": "0"}
+        )
         == kept
     )
 

@@ -88,7 +88,7 @@ def daemons(*nodes: int) -> LaunchedRanks:
     ("node", "name"), [(0, "240.0.0.1"), (254, "240.0.0.255"), (255, "240.0.1.0"), (99_999, "240.1.134.160")]
 )
 def test_names_of_nodes(node: int, name: str) -> None:
-    assert daemon_launch.host_name(node) == name and daemons(node).node_of(name) == ("mpidaemon", node)
+    assert daemon_launch.host_name(node) == name and daemons(node).daemon_of(name) == ("mpidaemon", node)
 
 
 @pytest.mark.parametrize(
@@ -96,7 +96,7 @@ def test_names_of_nodes(node: int, name: str) -> None:
 )
 def test_other_names_are_no_nodes(name: str) -> None:
     with pytest.raises(NotFound, match="no node of this job"):
-        daemons(*range(300)).node_of(name)
+        daemons(*range(300)).daemon_of(name)
 
 
 def test_command_line_of_open_mpi_4() -> None:

@@ -159,7 +159,7 @@ def _with_machine(order: RankOrder) -> RankOptions:
         reason = error.strerror if isinstance(error, OSError) else "it is not text"
         fix = "each node needs the file at this path: copy it there, or put it into a folder that all nodes share"
         raise DataError(f"--hosts {order.hosts}: {reason} on {os.uname().nodename}", fix) from None
-    kind, ids = detect.found()
+    kind, ids = detect.detect_cards()
     return order.options._replace(hosts=hosts, devices=(kind, tuple(ids)))
 
 

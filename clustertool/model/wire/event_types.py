@@ -123,7 +123,7 @@ class SupervisorEvent(EventBase):
     pid: fields.Pid
     start: int
     boot: fields.Label
-    space: fields.Label  # of process ids: processes.space()
+    space: fields.Label  # of process ids: processes.pid_namespace()
 
 
 class StartedEvent(EventBase, RankName):

@@ -206,7 +206,7 @@ def reports(context: NodeContext, request: JoinReportsRequest) -> JoinReportsAns
     Raises NotFound; InternalError or NodeLost if the process has died and nothing is left to return.
     """
     member = _member(request["job"])
-    found = member.reports(request["seconds"])
+    found = member.take_reports(request["seconds"])
     if member.ended and not found:
         raise detach.death(member.pid, "the process that joins the job", member.output())
     return {"reports": found}
@@ -249,7 +249,7 @@ class _Member:
         self._data = b""
         self.ended = False
 
-    def reports(self, seconds: float) -> List[JoinReportLine]:
+    def take_reports(self, seconds: float) -> List[JoinReportLine]:
         """Return up to 50 new reports, after at most `seconds` of waiting for one.
 
         Sets `ended` when no more will come; those that have come are still returned by later calls.

@@ -84,7 +84,7 @@ def _started_before(spec: Spec) -> bool:
     Raises PreflightError.
     """
     try:
-        if not belongs(spec["job_dir"], spec["token"]):
+        if not is_placed_with(spec["job_dir"], spec["token"]):
             return False  # of another job: it cannot be made
     except NotFound:
         return False
@@ -178,7 +178,7 @@ def unplace(agent: PlacingContext, request: UnplaceRequest) -> Answer:
     with contextlib.suppress(NotFound):
         if request.get("again"):
             _take_back_claims(request["job_dir"])
-        elif belongs(request["job_dir"], request["token"]):
+        elif is_placed_with(request["job_dir"], request["token"]):
             _remove(request["job_dir"])
     return {}
 
@@ -195,7 +195,7 @@ def _take_back_claims(job_dir: str) -> None:
     claims.take_back(placed.job, placed.base)
 
 
-def belongs(job_dir: str, token: str) -> bool:
+def is_placed_with(job_dir: str, token: str) -> bool:
     """Check whether a job's directory was placed with this token. Raises NotFound."""
     known = ledger.read(paths.JobPaths.at(job_dir)).get("token")
     if known:

@@ -275,7 +275,7 @@ def _write_archive(store: Store, release: str, file: BinaryIO) -> None:
         about = tarfile.TarInfo(one.path)
         about.size, about.mode = one.size, stat.S_IMODE(one.mode)
         file.write(about.tobuf(tarfile.GNU_FORMAT))
-        for data in [store.small(one)] if one.pack else (store.read(name) for name, _, _ in one.parts):
+        for data in [store.read_packed(one)] if one.pack else (store.read(name) for name, _, _ in one.parts):
             file.write(data)
         file.write(bytes(-one.size % tarfile.BLOCKSIZE))
     for _, path, to in [row for row in rows if row[0] == "l"]:

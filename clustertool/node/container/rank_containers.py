@@ -204,7 +204,7 @@ class RankContainers:
         self.removal = Removal(self._container, self._spec["mark"])
         return self.removal
 
-    def start(
+    def build_start(
         self, process: SpecProcess, variables: Mapping[str, str], around: Surroundings
     ) -> Tuple[Tuple[List[str], Dict[str, str]], RankContainer]:
         """Build the command line and environment of the client that is to start a rank, and the rank's RankContainer.

@@ -33,7 +33,7 @@ print(number.value)
 """
 
 
-def found(dev: str = "/dev", system: str = "/sys") -> Tuple[str, List[int]]:
+def detect_cards(dev: str = "/dev", system: str = "/sys") -> Tuple[str, List[int]]:
     """Return the kind of this node's cards and their ids: ("gpu", [0, 1]), dcu, xpu or npu; ("cpu", []) without cards."""
     gpus = _numbered(dev, "nvidia")
     if gpus:

@@ -37,7 +37,7 @@ def read_devices(module: str, full: bool = True) -> Dict[str, Any]:
     Returns {kind, ids, devices, driver, cuda, problem, used}. module: the digest of the laptop's NVML module; full: also what
     does not change from one second to the next.
     """
-    kind, ids = detect.found()
+    kind, ids = detect.detect_cards()
     found: Dict[str, Any] = {"kind": kind, "ids": ids, "devices": [], "driver": "", "cuda": "", "problem": ""}
     if kind == "cpu":
         return found
@@ -104,7 +104,7 @@ def _add_owners(devices: List[Dict[str, Any]], kind: str) -> None:
             pid = process["pid"]
             if pid not in seen:
                 known = processes.stat(pid)
-                seen[pid] = {"user": user(pid), "name": known.name if known else "", **belongs(pid)}
+                seen[pid] = {"user": user(pid), "name": known.name if known else "", **job_of_process(pid)}
             process.update(seen[pid])
 
 
@@ -116,7 +116,7 @@ def user(pid: int) -> str:
         return ""
 
 
-def belongs(pid: int) -> Dict[str, str]:
+def job_of_process(pid: int) -> Dict[str, str]:
     """Return job, role and rank of a process of this user's jobs, from its environment or that of up to 20 parents; else {}."""
     for _ in range(_PARENTS):
         variables = processes.environment(pid)

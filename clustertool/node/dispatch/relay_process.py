@@ -27,7 +27,7 @@ class RelayProcess:
         self._decoder = Decoder()
         self._pid = os.fork()
         if self._pid == 0:
-            _live(theirs, order, root)
+            _run_relay(theirs, order, root)
         theirs.close()
 
     def fileno(self) -> int:
@@ -59,7 +59,7 @@ class RelayProcess:
         processes.reap(self._pid, _END)
 
 
-def _live(control: socket.socket, order: RelayRequest, root: str) -> NoReturn:
+def _run_relay(control: socket.socket, order: RelayRequest, root: str) -> NoReturn:
     """Run the relay in the child until it ends, report an error to the agent, and exit.
 
     No descriptor of the agent's stays open: the relay must see the agent go, and ssh must not wait for it.

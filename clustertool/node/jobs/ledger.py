@@ -49,7 +49,7 @@ class Ledger:
         files.make_dir(self._paths.base, OURS, _FOLDER)
         self._write(durable=True)
 
-    def removed(self, job: int) -> str:
+    def describe_removal(self, job: int) -> str:
         """Describe what a program has removed of the job: its directory, or all its records with this entry; "" if neither.
 
         job: the descriptor of the directory. After an error of the disk also "".
@@ -123,7 +123,7 @@ def jobs(base: str) -> List[str]:
     return [name[: -len(_END)] for name in names if name.endswith(_END)]
 
 
-def names(base: str, job: str) -> Dict[str, bool]:
+def find_jobs(base: str, job: str) -> Dict[str, bool]:
     """Map the id of each job below `base` to whether its directory has the tool's marker; False: it has only an entry.
 
     job: only this one; "" for all. {} if `base` does not exist. Raises PreflightError if it cannot be read.

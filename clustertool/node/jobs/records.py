@@ -281,7 +281,7 @@ def _read_records(base: str, job: str) -> Iterator[Record]:
 
     Removes stale entries of the ledger. If a program has removed the tool's folder of a job, restores its marker.
     """
-    for name, marked in ledger.names(base, job).items():
+    for name, marked in ledger.find_jobs(base, job).items():
         record = Record.read(base, name)
         if marked:
             yield record
@@ -471,7 +471,7 @@ def _is_folder(path: str) -> bool:
 
 def _records_of_base(folder: str, job: str) -> Iterator[Record]:
     """Yield the record of a job below a base, or of all for ""; one whose records are a link gets `trouble`."""
-    for name in ledger.names(folder, job):
+    for name in ledger.find_jobs(folder, job):
         record = SharedRecord.read(folder, name)
         if os.path.islink(record.paths.ours):  # to the records of another job, or to what is no record
             what = f"{record.paths.ours} is a link"

@@ -52,7 +52,7 @@ class Remains:
         In another one, paths have other meanings. False if the file server does not answer.
         """
         try:
-            if self.job in ledger.names(self.base, self.job):
+            if self.job in ledger.find_jobs(self.base, self.job):
                 return False
         except PreflightError:  # the file server does not answer
             return False

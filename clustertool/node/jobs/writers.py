@@ -48,7 +48,7 @@ def _is_node_folder(name: str, job: str) -> bool:
 def _read_all(root: str) -> Iterator[Record]:
     """Yield the records below ROOT_DIR, also those of other nodes, which may work in the same folder."""
     for base, _ in bases(root):
-        for name, marked in ledger.names(base, "").items():
+        for name, marked in ledger.find_jobs(base, "").items():
             if marked:
                 yield Record.read(base, name)
 

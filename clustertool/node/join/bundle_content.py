@@ -86,7 +86,7 @@ class BundleContent:
         No laptop sends it to machines that join.
         """
         digests = [name[len(NVML) :] for name in self._names() if name.startswith(NVML)]
-        for digest in digests if detect.found()[0] == "gpu" else []:
+        for digest in digests if detect.detect_cards()[0] == "gpu" else []:
             if not nvml.has(digest):
                 nvml.keep_module(digest, self._content(NVML + digest))
 

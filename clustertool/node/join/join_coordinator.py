@@ -38,7 +38,7 @@ from clustertool.node.supervisor.coordinator.coordinator_server import JobLimits
 from clustertool.node.supervisor.coordinator.member_connections import CoordinatorListener
 from clustertool.node.system.child_signals import EndRequest, Signals
 from clustertool.node.system.process_clock import ProcessClock, boottime
-from clustertool.node.system.tls_link import TlsLink, beat, context, wait_for
+from clustertool.node.system.tls_link import TlsLink, context, heartbeat_interval, wait_for
 
 if TYPE_CHECKING:
     from _typeshed import FileDescriptorLike
@@ -567,7 +567,7 @@ class JoinMembers:
             self.close(connection)
             yield Arrived(connection, [], f"no heartbeat for {self._timeout:g} s")
         if now >= self._beat_at:
-            self._beat_at = now + beat(self._timeout)
+            self._beat_at = now + heartbeat_interval(self._timeout)
             self.send_all({"type": "beat"})
 
     def _messages(self, connection: int, wire: TlsLink, now: float) -> Iterator[Arrived]:

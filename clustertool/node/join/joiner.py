@@ -34,10 +34,10 @@ from clustertool.node.system.process_clock import ProcessClock
 from clustertool.node.system.tls_link import (
     TIMED_OUT,
     TlsLink,
-    beat,
     context,
     describe_failure,
     dial,
+    heartbeat_interval,
     tls_failed,
     wait_for,
 )
@@ -183,7 +183,7 @@ class Joiner:
         elif wire.secure and now - self._received_at > self._timeout:
             raise ConnectionError(f"no message from the coordinator for {self._timeout:g} s")
         if wire.secure and now >= self._beat_at:
-            self._beat_at = now + beat(self._timeout)
+            self._beat_at = now + heartbeat_interval(self._timeout)
             wire.send({"type": "beat"})
             wire.flush()
         return messages

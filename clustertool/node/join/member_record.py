@@ -86,7 +86,7 @@ class MemberRecord:
         me = os.getpid()
         self.record("job", **self.spec["header"])
         start = getattr(processes.stat(me), "start", 0)
-        self.record("supervisor", pid=me, start=start, boot=processes.boot_id(), space=processes.space())
+        self.record("supervisor", pid=me, start=start, boot=processes.boot_id(), space=processes.pid_namespace())
 
     def end(self, outcome: Outcome, coordinates: bool) -> None:
         """Record the outcome as the job's end, and before as its verdict, if this member decides (coordinates)."""
@@ -148,7 +148,7 @@ def first_record(join: JoinFile, root: str) -> Optional[MemberRecord]:
     files.make_root(root)
     if join.own.base != root:
         files.make_dir(root, os.path.basename(join.own.base))
-    if os.path.lexists(spec["job_dir"]) and place.belongs(spec["job_dir"], spec["token"]):
+    if os.path.lexists(spec["job_dir"]) and place.is_placed_with(spec["job_dir"], spec["token"]):
         _require_no_epoch(join, spec)
     else:
         os.close(files.make_job_dir(spec["job_dir"]))

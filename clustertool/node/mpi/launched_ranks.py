@@ -117,7 +117,7 @@ class LaunchedRanks:
         names = ("OMPI_MCA_btl_vader_backing_directory", "OMPI_MCA_btl_sm_backing_directory")
         return dict.fromkeys(names, self._folders["memory"])
 
-    def node_of(self, host: str) -> Key:
+    def daemon_of(self, host: str) -> Key:
         """Return the key of the daemon on the node that mpirun's hostfile names `host`. Raises NotFound."""
         if host not in self._daemons:
             raise NotFound(f"mpirun wants to start a daemon on {host!r}, which is no node of this job", _FIX)

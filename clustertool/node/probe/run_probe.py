@@ -47,8 +47,8 @@ def list_earlier(
         problems.append(("root", "error", error.what, error.fix))
         return []
     chosen: Dict[str, Record] = {}
-    for belongs in (_has_asked_id, _is_resumed, _same_work):
-        fitting = [record for record in found if belongs(record, wanted)]
+    for is_wanted in (_has_asked_id, _is_resumed, _same_work):
+        fitting = [record for record in found if is_wanted(record, wanted)]
         chosen.update((record.job, record) for record in fitting[:_EARLIER])
     return [_earlier_row(record, wanted["keep"]) for record in chosen.values()]
 

@@ -430,4 +430,4 @@ def _remove_dir(name: str, parent: int, path: str, device: int) -> int:
 def _require_device(info: os.stat_result, path: str, device: int) -> None:
     """Raise PreflightError if a folder is on another file system than `device`."""
     if info.st_dev != device:
-        raise mounts.mounted(os.path.dirname(path), path)
+        raise mounts.mounted_error(os.path.dirname(path), path)

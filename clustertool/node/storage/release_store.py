@@ -147,7 +147,7 @@ class Store:
         with open(self.open(name), "rb") as file:
             return file.read()
 
-    def small(self, file: manifest.File) -> bytes:
+    def read_packed(self, file: manifest.File) -> bytes:
         """Return the bytes of a file that is in a pack, and keep the pack in memory for the next file.
 
         Raises OSError, and WrongPiece if the pack's bytes do not match its name.
@@ -354,7 +354,7 @@ def _unpack(store: Store, rows: Sequence[manifest.Row], target: str) -> None:
     for file in manifest.files(rows):
         with files.closing(files.make_new(within(target, file.path))) as fd:
             if file.pack:
-                files.write_all(fd, store.small(file))
+                files.write_all(fd, store.read_packed(file))
             else:
                 _copy_pieces(store, file, fd)
             os.utime(fd, ns=(file.mtime, file.mtime))

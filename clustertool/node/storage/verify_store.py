@@ -103,6 +103,6 @@ def _workspace_entries(store: Store, rows: Sequence[manifest.Row]) -> Iterator[E
             yield Entry(path, "link", 0, 0, more[0])
     for file in manifest.files(rows):
         names = [name for name, _, _ in file.parts]
-        content = manifest.name_of(store.small(file)) if file.pack else manifest.content_of(names)
+        content = manifest.name_of(store.read_packed(file)) if file.pack else manifest.content_of(names)
         yield Entry(file.path, "file", file.mode, file.size, content)
         step()

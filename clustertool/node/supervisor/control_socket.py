@@ -302,7 +302,7 @@ class LauncherRequests:
         UsageError, PreflightError. may_launch: this is the coordinator's node, and the job does not end.
         """
         if request["type"] == "launch-daemon":
-            key = self._ranks.launched.node_of(request["host"])
+            key = self._ranks.launched.daemon_of(request["host"])
             if not may_launch:
                 raise NotFound("no MPI daemon can be started now", "start the job again")
             if self._control.has_waiting_client(("launch-daemon", *key)):

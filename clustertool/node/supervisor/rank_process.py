@@ -22,7 +22,7 @@ _SHELLS = ("/bin/bash", "/usr/bin/bash", "/bin/sh")
 _WITH_PRELUDE = after_prelude("the command $1 does not exist here, or cannot be executed")
 
 
-def of_login(environ: Mapping[str, str]) -> Dict[str, str]:
+def login_variables(environ: Mapping[str, str]) -> Dict[str, str]:
     """Keep the variables that `ssh host command` has, without Paddle's variables, those that launchers compute, and proxies.
 
     Open MPI's stay, except those of a rank: in a login they are settings of the user.
@@ -37,7 +37,7 @@ def inherited_variables(environ: Mapping[str, str]) -> Dict[str, str]:
     return {name: value for name, value in environ.items() if not (of_launcher(name) or name.endswith("_proxy"))}
 
 
-def of_allocation(environ: Mapping[str, str]) -> Dict[str, str]:
+def allocation_variables(environ: Mapping[str, str]) -> Dict[str, str]:
     """Select the variables of the shell that has submitted an engine's job, and those of this job, but not of its task."""
     return {name: value for name, value in inherited_variables(environ).items() if not of_task(name)}
 
@@ -49,7 +49,7 @@ def environment(spec: RankSurroundings, rank: ProcessCommand, attempt: int, own:
     nothing that only ranks have. In mode mpi, neither it nor its ranks have variables of MPI from the base: Open MPI would send
     those of its own node to all nodes.
     """
-    base = of_allocation if spec.get("engine") else inherited_variables if spec["here"] else of_login
+    base = allocation_variables if spec.get("engine") else inherited_variables if spec["here"] else login_variables
     apart = rank.get("apart", False)
     env = {name: value for name, value in base(own).items() if not (apart and of_scheduler(name))}
     if apart or spec.get("launcher"):
@@ -111,7 +111,7 @@ def _spawn(rank: RankStart, log: int, apart: bool) -> int:
         cwd=rank.folder,
         env=rank.env,
         start_new_session=True,
-        preexec_fn=child_signals.unblock_launcher if apart else child_signals.unblock,
+        preexec_fn=child_signals.block_for_launcher if apart else child_signals.unblock,
     )
     child.returncode = 0  # reaped by the supervisor's one waitpid loop, not by subprocess
     return child.pid

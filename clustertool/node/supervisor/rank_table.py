@@ -271,7 +271,7 @@ class RankTable:
         if self.containers.present:
             variables = rank_process.planned_variables(spec, process, attempt)
             try:
-                client, rank.container = self.containers.start(process, variables, self._surroundings(attempt))
+                client, rank.container = self.containers.build_start(process, variables, self._surroundings(attempt))
             except OSError as error:
                 return NOT_EXECUTABLE, f"cannot write to {spec['job_dir']}: {error.strerror}"
         pid, why = rank_process.start(spec, process, attempt, self._job, rank.log, *limits, client)

@@ -231,7 +231,7 @@ class Supervisor:
         self.ranks.launched.prepare(self.job, self.origin.file)
         self.record("job", **self.spec["header"])
         me = self.family.head
-        self.record("supervisor", pid=me.pid, start=me.start, boot=processes.boot_id(), space=processes.space())
+        self.record("supervisor", pid=me.pid, start=me.start, boot=processes.boot_id(), space=processes.pid_namespace())
         try:
             self.guard.start()
         except OSError as error:
@@ -417,7 +417,7 @@ class Supervisor:
         """Stop the job on all nodes as LOST after this number of checks in turn that have found its records removed here."""
         if self.shutdown is not None or self.requests.by:
             return
-        removed = self.ledger.removed(self.job)
+        removed = self.ledger.describe_removal(self.job)
         self._removed = self._removed + 1 if removed else 0
         if self._removed >= samples:
             by = f"{removed} on {self.spec['name']}"

@@ -57,7 +57,7 @@ class Signals:
             while self._ours.recv(4096):
                 pass
         ends = [number for number in self._unblocked if number in END]
-        found = [EndRequest(f"received {_name(number)}", _exit_code(number), False) for number in ends]
+        found = [EndRequest(f"received {_signal_name(number)}", _exit_code(number), False) for number in ends]
         self.for_ranks = [number for number in self._unblocked if number not in END]
         self._unblocked.clear()
         while True:
@@ -67,8 +67,8 @@ class Signals:
             name, is_parent = processes.named(info.si_pid)[0], info.si_pid == os.getppid()
             everywhere = signals_all(name, is_parent, os.environ) and _signals_all_processes()
             if info.si_signo in END:
-                sender = _sender(info.si_code, info.si_pid, info.si_uid)
-                what = f"received {_name(info.si_signo)} from {sender}"
+                sender = _describe_sender(info.si_code, info.si_pid, info.si_uid)
+                what = f"received {_signal_name(info.si_signo)} from {sender}"
                 found.append(EndRequest(what, _exit_code(info.si_signo), everywhere))
             elif not everywhere:
                 self.for_ranks.append(info.si_signo)
@@ -127,7 +127,7 @@ def unblock() -> None:
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
 
 
-def unblock_launcher() -> None:
+def block_for_launcher() -> None:
     """Set the signal mask of mpirun, in a child process: block only the signals that ranks get from the supervisor.
 
     mpirun would pass them on to its ranks. SIGTERM is one of them where a scheduler sends it to all processes. mpirun catches
@@ -142,11 +142,11 @@ def _exit_code(number: int) -> int:
     return 130 if number == signal.SIGINT else 143
 
 
-def _name(number: int) -> str:
+def _signal_name(number: int) -> str:
     return signal.Signals(number).name
 
 
-def _sender(code: int, pid: int, uid: int) -> str:
+def _describe_sender(code: int, pid: int, uid: int) -> str:
     """Describe the sender of a signal: the kernel, a process outside of this container (pid 0), or pid, command and uid.
 
     For systemd the description adds how to prevent the signal.

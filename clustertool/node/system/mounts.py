@@ -36,10 +36,10 @@ def require_none(path: str) -> None:
         what = f"{path} is not removed: {_LIST} cannot be read ({error.strerror}), so a mount in it could be emptied"
         raise PreflightError(what, "mount /proc on the node") from None
     if found:
-        raise mounted(path, ", ".join(found))
+        raise mounted_error(path, ", ".join(found))
 
 
-def mounted(path: str, points: str) -> PreflightError:
+def mounted_error(path: str, points: str) -> PreflightError:
     """Build the error that `path` is not removed, since other file systems are mounted at `points`."""
     what = f"{path} is not removed: another file system is mounted there, at {points}"
     return PreflightError(what, "unmount it on the node (umount, or fusermount -u), then clean again")

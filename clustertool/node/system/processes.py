@@ -101,7 +101,7 @@ def boot_id() -> str:
         return file.read().strip()
 
 
-def space() -> str:
+def pid_namespace() -> str:
     """Read the name of this process's pid namespace; "" if it cannot be read.
 
     The same pid in another namespace is another process.

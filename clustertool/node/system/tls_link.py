@@ -27,7 +27,7 @@ _TURN = 1 << 20  # bytes read before others have their turn
 TIMED_OUT = ("ETIMEDOUT", "timed out")
 
 
-def beat(loss_timeout: float) -> float:
+def heartbeat_interval(loss_timeout: float) -> float:
     """Return the seconds between two heartbeats, of coordinator and supervisors: a quarter of the timeout, at most 1."""
     return min(1.0, loss_timeout / 4)
 

@@ -22,10 +22,10 @@ from clustertool.node.system.tls_link import (
     TIMED_OUT,
     Mailbox,
     TlsLink,
-    beat,
     context,
     describe_failure,
     dial,
+    heartbeat_interval,
     join_patience,
 )
 
@@ -443,7 +443,7 @@ class CoordinatorClient(CoordinatorLink):
             message["ranks"] = [[*one[:4], round(max(0.0, t - one[4]), 1)] for one in self._sent[:_MOST_RANKS]]
         wire.send(self._stamped(message if self.lease is None else self.lease.stamp(message)))
         wire.flush()
-        self._beat_at = now + beat(self._loss_timeout)
+        self._beat_at = now + heartbeat_interval(self._loss_timeout)
 
     def close(self, outcome: Optional[Outcome] = None) -> None:
         """Close the connection as leave() does, and wait at most 1 s."""
@@ -468,7 +468,7 @@ class CoordinatorClient(CoordinatorLink):
         connect at once answers late.
         """
         if self._report.up:
-            return self._received_at + beat(self._loss_timeout) * _SILENCE
+            return self._received_at + heartbeat_interval(self._loss_timeout) * _SILENCE
         waiting = wire.connected and not self._ordered
         return self._tried_at + (self._join_timeout / 2 if waiting else max(1.0, self._loss_timeout / 2))
 

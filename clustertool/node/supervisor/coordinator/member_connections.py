@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Collection, Dict, Iterable, Iterator, List, Op
 from clustertool.model.elastic.lease import is_silent
 from clustertool.model.wire.frames import Header
 from clustertool.node.system.process_clock import ProcessClock, boottime
-from clustertool.node.system.tls_link import Mailbox, TlsLink, beat, join_patience
+from clustertool.node.system.tls_link import Mailbox, TlsLink, heartbeat_interval, join_patience
 
 if TYPE_CHECKING:
     from _typeshed import FileDescriptorLike
@@ -222,7 +222,7 @@ class JobMembers:
         """
         due = self._clock.now >= self._beat_at
         if due:
-            self._beat_at = self._clock.now + beat(self._timeout)
+            self._beat_at = self._clock.now + heartbeat_interval(self._timeout)
         for member in self.nodes.values():
             if member.wire is not None and (due or member.seen > member.acknowledged):
                 member.acknowledged = member.seen

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Callable, Dict, List, Optional, Set, Tuple
 from clustertool.model.job.outcome import Outcome
 from clustertool.model.wire.coordinator_messages import Incarnation, read_incarnation
 from clustertool.model.wire.frames import Header
-from clustertool.node.system.tls_link import TlsLink, beat
+from clustertool.node.system.tls_link import TlsLink, heartbeat_interval
 
 if TYPE_CHECKING:
     from clustertool.model.wire.coordinator_messages import OverMessage
@@ -103,7 +103,7 @@ class StandbyOffers:
                 gone.append(offer)
                 self._remove(wire)
         if now >= self._beat_at:
-            self._beat_at = now + beat(self._timeout)
+            self._beat_at = now + heartbeat_interval(self._timeout)
             for wire in self._links:
                 wire.send({"type": "beat"})
         return gone
