@@ -42,10 +42,11 @@ def read_conf(value: object) -> ContainerSettings:
 def merge_container(
     conf: ContainerSettings, toml: Toml, typed: Optional[str], may_set: Collection[str] = ()
 ) -> ContainerSettings:
-    """Merge the settings of a job's container: --image replaces [container], which replaces CONTAINER; `options` are added.
+    """Merge the settings of a job's container: keys of [container] replace those of CONTAINER, and --image replaces `image`.
 
-    conf: CONTAINER. toml: [container]. typed: of --image; None: not given, "": no container. may_set: WORKSPACE_MAY_SET. Raises
-    DataError for the table, also for what a workspace may not set, UsageError for --image.
+    `options` of both tables are added up. conf: CONTAINER. toml: [container]. typed: of --image; None: not given, "": no
+    container. may_set: WORKSPACE_MAY_SET. Raises DataError for [container], also for what a workspace may not set, UsageError
+    for --image.
     """
     settings = conf
     if toml:

@@ -102,12 +102,13 @@ class ElasticSettings:
 def read_elastic(
     cluster: Cluster, table: Toml, mode: str, nnodes: str = "", servers: Sequence[str] = (), timeout: str = ""
 ) -> ElasticSettings:
-    """Read the elastic settings of a job: the options, else [elastic]. Those of a job that is not elastic are the defaults.
+    """Read the elastic settings of a job: the options, else [elastic], else the defaults; without a maximum, that of HOSTS.
 
-    table: [elastic]. nnodes, servers, timeout: --nnodes, --elastic-server and --elastic-timeout as they were typed. Without a
-    maximum, the number of HOSTS is the maximum.
+    A job with --nnodes N, or without a minimum, is not elastic: it has the defaults. table: [elastic]. nnodes, servers,
+    timeout: --nnodes, --elastic-server and --elastic-timeout as they were typed.
 
-    Raises DataError for the table, UsageError for the options and the mode, ConfigError for COORDINATOR.
+    Raises DataError for the table, also for a server with a user if the workspace may not choose it; UsageError for the mode,
+    and for options, also if the job is not elastic; ConfigError for COORDINATOR.
     """
     found = _read_table(table)
     low, high = node_range(nnodes) if is_range(nnodes) else (0, 0) if nnodes else (found["min"], found["max"])
@@ -151,7 +152,7 @@ def _parse_timeout(text: str) -> float:
 
 
 def _read_table(table: Toml) -> Toml:
-    """Read the values of [elastic], with the defaults of those that are missing. Raises DataError."""
+    """Read the values of [elastic], with the defaults of those that are missing. Raises DataError, also for wrong limits."""
     found: Dict[str, object] = {name: default for name, (_, default, _) in _KEYS.items()}
     for name, value in table.items():
         if name not in _KEYS:
@@ -170,7 +171,10 @@ def _read_table(table: Toml) -> Toml:
 
 
 def _backoff_of(found: Toml) -> Tuple[float, float]:
-    """Return the first and the longest back-off: backoff_min and backoff_max, else those of `backoff`. Raises DataError."""
+    """Return the first and the longest back-off: backoff_min and backoff_max, else those of `backoff`.
+
+    Raises DataError if the first one is longer.
+    """
     first, longest = found["backoff_min"] or found["backoff"][0], found["backoff_max"] or found["backoff"][1]
     if first > longest:
         what = f"job.toml: [elastic] the first back-off, {first:g} s, is longer than the longest, {longest:g} s"
@@ -261,7 +265,7 @@ def _read_server(cluster: Cluster, texts: Sequence[str], where: str, error: Type
 
 
 def _coordinator_of(cluster: Cluster) -> str:
-    """Return COORDINATOR, "" if it is not set. Raises ConfigError if it is none of HOSTS."""
+    """Return COORDINATOR, "" if it is not set. Raises ConfigError if there are HOSTS, and it is none of them."""
     name = cluster.coordinator
     if name and cluster.hosts and not any(name in (host.name, host.host, host.address) for host in cluster.hosts):
         what = f"COORDINATOR = {name!r} is none of the hosts of {cluster.where or 'conf.py'}"

@@ -32,7 +32,10 @@ def gather(outputs: Mapping[str, Output]) -> list[tuple[str, Output]]:
 
 
 def fold(names: Iterable[str]) -> str:
-    """Fold names: node1 node2 node3 node7 login -> `node[1-3,7],login`. A group has the place of its first name."""
+    """Fold names: node1 node2 node3 node7 login -> `node[1-3,7],login`. A group has the place of its first name.
+
+    Each name counts once. A name with brackets or commas stays as it is.
+    """
     groups: dict[tuple[str, ...], list[tuple[Numbers, ...]]] = {}
     for name in dict.fromkeys(names):
         # A name with brackets or commas could be mistaken for a folded one, so it is not folded.

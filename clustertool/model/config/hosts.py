@@ -72,7 +72,10 @@ class Host:
         return self.conf_entry or own
 
     def on_slots(self, devices: Tuple[int, ...]) -> Tuple[int, ...]:
-        """Select the node's devices that belong to the host's slots; more slots than devices share them in turns."""
+        """Select the node's devices that belong to the host's slots; all of them without slots.
+
+        More slots than devices share them in turns.
+        """
         if self.slots is None or not devices:
             return devices
         return tuple(dict.fromkeys(devices[slot % len(devices)] for slot in self.slots))
@@ -134,7 +137,7 @@ def _read_listed(entry: object, listed: str) -> List[Host]:
 
 
 def numbered(hosts: Sequence[Host]) -> Tuple[Host, ...]:
-    """Give every host its node id, a unique display name, and its number among entries of the same account and machine.
+    """Return the hosts with node ids, unique display names, and their numbers among entries of the same account and machine.
 
     The name is its host, with port or id where two are alike.
     """
@@ -370,7 +373,7 @@ def _read_roles(value: object, place: str) -> Tuple[Tuple[str, Optional[int]], .
 
 
 def lines(value: object) -> str:
-    """Read lines of a shell, as a string or a list. Raises ValueError saying what is right."""
+    """Read lines of a shell, a string or a list, as one string. Raises ValueError, which states what is right."""
     if isinstance(value, (list, tuple)) and all(isinstance(item, str) for item in value):
         return "\n".join(value)
     if not isinstance(value, str):
@@ -379,7 +382,7 @@ def lines(value: object) -> str:
 
 
 def variables(value: object) -> Tuple[Tuple[str, str], ...]:
-    """Check a dict of environment variables, numbers allowed as values. Raises ValueError saying what is right."""
+    """Read a dict of environment variables as (name, text); values may be numbers. Raises ValueError saying what is right."""
     if not isinstance(value, Mapping):
         raise ValueError('a dict such as {"NAME": "value"}')
     for name, item in value.items():

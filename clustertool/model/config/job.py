@@ -130,7 +130,7 @@ class JobSpec:
 
     @property
     def roles(self) -> Tuple[str, ...]:
-        """The roles of its ranks in the order of their start."""
+        """The roles of its ranks in the order of their start; in mode mpi with pservers only if the job has some."""
         return tuple(role for role in MODES[self.mode] if role != "pserver" or not self.by_mpirun or self.mpi.pservers)
 
 
@@ -181,9 +181,10 @@ class Options:
 
 
 def read_job(cluster: Cluster, toml: Toml, options: Options) -> JobSpec:
-    """Read a job from job.toml and the command line.
+    """Check job.toml and the options of the command line, which have priority, and merge them to a job.
 
-    Raises DataError for errors in job.toml, UsageError for the command line, both with the fix.
+    Raises DataError for errors in job.toml, UsageError for the command line, ConfigError for conf.py and for mode mpi in a
+    container.
     """
     file = read_tables(toml)
     mode = _mode(options, file)
@@ -283,7 +284,10 @@ def _first_given(options: Options, *names: str) -> str:
 
 
 def _only_where_read(shards: Sequence[str], file: Toml, options: Options) -> bool:
-    """Return whether each shard is sent only to the node that reads it. Raises UsageError, DataError without shards."""
+    """Return whether each shard is sent only to the node that reads it, by the option or job.toml.
+
+    Raises UsageError, or DataError if job.toml has it, without shards; UsageError for the option with --job-workspace.
+    """
     asked = options.only_where_read
     if asked and options.job_workspace:
         raise UsageError("--only-where-read with --job-workspace, which sends nothing", "leave one of them out")

@@ -48,9 +48,9 @@ _READ_LATER = ("elastic",)  # tables whose keys their own reader checks
 
 
 def read_tables(toml: Toml) -> Dict[str, Any]:
-    """Check the keys of job.toml, and return {name: value} with the defaults of those that are missing. Raises DataError.
+    """Check the keys and values of job.toml, and return {name: value}, with defaults for what is missing. Raises DataError.
 
-    The values of [policy], [container] and [elastic] are returned as they are.
+    The values of [policy], [container] and [elastic] are not checked here, and are returned as they are.
     """
     for key, value in toml.items():
         if key not in ("mode", "resume", "env", *_TABLES, *_READ_LATER):
@@ -134,7 +134,7 @@ def _read_env(table: Toml) -> Pairs:
 def patterns(value: object, where: str, error: Type[ClustertoolError]) -> Tuple[str, ...]:
     """Read a pattern of files, or a list of them, normalized, each once.
 
-    Raises `error` for one that leads out of the workspace.
+    Raises `error` for another value, and for a pattern that is refused by _is_inside().
     """
     found = [value] if isinstance(value, str) else value
     if not isinstance(found, list) or not all(isinstance(pattern, str) and _is_inside(pattern) for pattern in found):
@@ -143,7 +143,7 @@ def patterns(value: object, where: str, error: Type[ClustertoolError]) -> Tuple[
 
 
 def _is_inside(pattern: str) -> bool:
-    """Check that a pattern is for files below the workspace.
+    """Check that a pattern is for files below the workspace: relative, without `..`, and without a slash at its end.
 
     `**` is refused: it suggests any depth and would mean one folder.
     """

@@ -15,7 +15,7 @@ from clustertool.model.config.job_tables import Toml
 
 
 def check(table: str, values: Toml, usual: Collection[str], more: Collection[str]) -> None:
-    """Raise DataError for the first name of a table that neither `usual` nor `more` has.
+    """Raise DataError for the first name of a table that neither `usual` nor `more` has. A KEY there allows all its parts.
 
     usual: names without the table. more: WORKSPACE_MAY_SET.
     """
