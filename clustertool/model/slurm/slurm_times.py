@@ -56,7 +56,7 @@ def longest_grace(limit: int) -> float:
 
 
 def grace_warning(grace: float, limit: Optional[int]) -> str:
-    """Return a warning if Slurm would kill supervisors before they have recorded the end of a job; "" if it would not.
+    """Return a warning if Slurm would kill supervisors before they have recorded the end of a job; "" if not, or not known.
 
     grace: seconds. limit: KillWait, None if it is not known.
     """
