@@ -81,6 +81,6 @@ class Attempt:
 
     @property
     def nodes(self) -> FrozenSet[int]:
-        """The nodes that take part, as far as they are known."""
+        """The nodes in `places`; if these are not known, those on which a rank was started."""
         started = {process.node for process in self.ranks.values()}
         return frozenset(started if self.places is None else self.places.values())

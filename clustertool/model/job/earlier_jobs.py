@@ -72,7 +72,7 @@ class Kinship:
     workspace: str
 
     def has(self, job: EarlierJob) -> bool:
-        """Check whether an earlier job is of the same work."""
+        """Check whether an earlier job is of the same work, by its name, or by its owner and workspace."""
         return self.has_name(job) or self.has_place(job)
 
     def has_name(self, job: EarlierJob) -> bool:
@@ -100,7 +100,10 @@ def rows_of(summaries: Iterable[Mapping[str, object]]) -> List[EarlierRow]:
 
 
 def read_earlier(lists: Mapping[int, Sequence[EarlierRow]]) -> Tuple[EarlierJob, ...]:
-    """Merge the jobs that the nodes have listed ({node: its rows}), the newest first."""
+    """Merge the nodes' rows ({node: its rows}) to one EarlierJob for each job, whose state follows from all rows.
+
+    The newest job is the first one.
+    """
     rows: Dict[str, Dict[int, EarlierRow]] = {}
     for node, listed in lists.items():
         for row in listed:

@@ -54,4 +54,5 @@ def origin_of(changed: int, own: WriteSpan, others: Sequence[WriteSpan]) -> File
 
 
 def _start(span: WriteSpan) -> int:
+    """Return the sort key of a span."""
     return span.start

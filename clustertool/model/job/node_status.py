@@ -37,7 +37,7 @@ class NodePart(NamedTuple):
     def weight(self, coordinator: int) -> Tuple[int, bool, bool, int]:
         """Compute the sort key of a part; the part with the least one decides on the state of the job.
 
-        Of equal ones the coordinator's node is the first, then one without success.
+        The order is that of the table in state.py. Of equal ones the coordinator's node is the first, then one without success.
         """
         order = {JobState.RUNNING: 0, JobState.UNKNOWN: 2}.get(self.state, 6)
         if self.state is JobState.STARTING:

@@ -167,8 +167,8 @@ def same_error(failure: RankExit) -> Tuple[object, ...]:
 def alike(failures: Iterable[RankExit], followed: bool = False) -> List[List[RankExit]]:
     """Group failures by their error, in the order of the first failure of each group.
 
-    Consequences of one kind are one group of each role if they follow a cause: a failure before them, or, with `followed`,
-    an earlier one.
+    Consequences of one kind are one group for each role and attempt if they follow a cause: a failure before them that is no
+    consequence. followed: there was one before all of these.
     """
     groups: Dict[Tuple[object, ...], List[RankExit]] = {}
     for failure in failures:
@@ -180,7 +180,7 @@ def alike(failures: Iterable[RankExit], followed: bool = False) -> List[List[Ran
 
 
 def sentences(groups: Sequence[Sequence[RankExit]]) -> List[str]:
-    """Make a sentence about each group, as alike() makes them."""
+    """Make a sentence about each group of alike(): by followers() for consequences of the first one, else by failed()."""
     cause = bool(groups) and not groups[0][0].consequence
     return [followers(group) if cause and group[0].consequence else failed(group) for group in groups]
 

@@ -22,9 +22,9 @@ class StepProgress(NamedTuple):
 
 
 def find(text: str) -> Optional[StepProgress]:
-    """Find the step, or at least the epoch, in the last whole line that has one.
+    """Find the last whole line with a step, and return this and the epoch in it; without a step, the last epoch.
 
-    A line ends with a newline or, for bars, a carriage return.
+    None if there is neither. A line ends with a newline or, for bars, a carriage return.
     """
     whole = text[: max(text.rfind("\n"), text.rfind("\r")) + 1]
     fallback = None

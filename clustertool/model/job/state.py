@@ -145,7 +145,8 @@ class JobStatus:
     def outcome(self) -> Optional[Outcome]:
         """How the job ended, by the records of the coordinator's node; by those of others where it has ended or is silent.
 
-        As long as the coordinator's node runs, another node cannot end the job by what it sends.
+        As long as the coordinator's node runs, another node cannot end the job by what it sends. A loss has the reason and the
+        code of `cause`, if it is known. None: no end is recorded.
         """
         coordinator = self.nodes.get(self.coordinator)
         ended = coordinator is not None and coordinator.state in (NodeState.ENDED, NodeState.LOST)
@@ -165,7 +166,10 @@ class JobStatus:
 
     @property
     def part(self) -> NodePart:
-        """The part that stands for the job. A member of which nothing was read yet may run, but for a silent or lost one."""
+        """The part that stands for the job. A member of which nothing was read yet may run, but for a silent or lost one.
+
+        If no node has an outcome, but the engine has proved the end, it is LOST.
+        """
         found = decide(node.part for node in self.nodes.values() if node.known)
         unread = [node for node in self.nodes.values() if not node.known and node.state is not NodeState.LOST]
         there = any(node.index not in self.silent for node in unread)
@@ -181,7 +185,7 @@ class JobStatus:
         return self.part.state
 
     def name(self, node: int) -> str:
-        """Return the name of a node, or what stands for it as long as it is not known."""
+        """Return the name of a node; "node N" as long as it is not known."""
         known = self.nodes.get(node)
         return known.name if known and known.name else f"node {node}"
 
@@ -192,9 +196,10 @@ class JobStatus:
     # -- what is known beyond the events
 
     def probed(self, here: NodeStatus, supervised: bool, unknown: str, beat: Optional[float], moved: float) -> None:
-        """Note, after the events of a node, whether its supervisor lives: the node is UNKNOWN if that is not known, or LOST.
+        """Note, after the events of a node, whether its supervisor lives (`supervised`), and its heartbeat.
 
-        unknown: why it is not known, "" if it is. beat: seconds since its heartbeat. moved: when it moved last.
+        If that is not known (unknown: why), the node and its living ranks are set to UNKNOWN; without a supervisor, a node that
+        runs or stops is set to LOST since `moved`, when the supervisor moved last. beat: seconds since its heartbeat.
         """
         here.supervised, here.unknown = supervised, unknown
         here.heartbeat = beat if supervised else None
