@@ -86,7 +86,10 @@ def _by_hand(image: str, one: ContainerFacts) -> str:
 
 
 def _judge_room(settings: ContainerSettings, one: ContainerFacts, client: str, size: int, sent: bool) -> Verdict:
-    """Judge the room for an image that comes to the node. Without a size the store can only be judged roughly."""
+    """Judge the room for an image that comes to the node: an error if it does not fit.
+
+    Without a size: a warning if less than 2 GiB are free. size, sent: see _judge_node().
+    """
     free = one.store_free
     fix = f"make room in {one.store or 'the home'} ({one.runtime} image prune)"
     what = f"{client}: the image is not there" if not one.image_id else f'{client}: pull is "always"'
@@ -118,7 +121,7 @@ def short_digest(digest: str) -> str:
 
 
 def same_image(one: ContainerFacts, other: ContainerFacts) -> bool:
-    """Check whether two nodes have the same image.
+    """Check whether two nodes have the same image, by its id or its digest.
 
     Stores of nodes may state other digests for it: one that was loaded from a file has no registry's.
     """

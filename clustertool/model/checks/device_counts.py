@@ -136,7 +136,7 @@ def _warn_of_different(column: str, values: Mapping[int, str], fix: str) -> List
 
 
 def _health(node: int, report: DevicesAnswer, cards: Sequence[Card], twice: FrozenSet[int]) -> List[Finding]:
-    """Report the faults of a node's cards.
+    """Report the faults of a node's cards, or one finding of level ok.
 
     Without NVML there is no NCCL either, so a missing answer is an error. Tools of other vendors are only informative.
     """
@@ -187,7 +187,10 @@ def _users(node: int, report: DevicesAnswer, cards: Sequence[Card]) -> List[Find
 
 
 def _processes(node: int, kind: str, cards: Sequence[Card]) -> List[Finding]:
-    """Report each process once, with all its cards. No second process can start on a card in exclusive mode."""
+    """Report each computing process once, with all its cards, except on cards that its own job has locked.
+
+    An error on a card in exclusive mode, on which no second process can start; else a warning.
+    """
     on: Dict[int, List[Card]] = {}
     seen: Dict[int, List[CardProcess]] = {}
     for card in cards:

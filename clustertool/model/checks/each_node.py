@@ -42,7 +42,7 @@ def check(
     ports: bool = True,
     container: ContainerSettings = NO_CONTAINER,
 ) -> Tuple[Finding, ...]:
-    """Collect the findings of all nodes that answered.
+    """Collect the findings of all nodes that answered, without those of checks in CHECKS_OFF.
 
     need: bytes that the workspace takes on each node (release and job's copy). ports: check the ports that conf.py names;
     for a job its plan does this, which knows the ports that the job will use. container: of the job, for nodes that were
@@ -200,7 +200,7 @@ def _load(fact: Facts) -> Wrong:
 def _limits(fact: Facts) -> Wrong:
     """Return which limits are too low and the fix, else None. The soft limit counts, since the ranks do not raise it.
 
-    That of open files is raised for them to the hard one, which counts.
+    That of open files is raised for them to the hard one, which counts. With RDMA memlock must be unlimited.
     """
     files = [("nofile", hard) for name, _, hard in fact.limits if name == "nofile"]
     soft_ones = [(name, soft) for name, soft, _ in fact.limits if name == "nproc"]
@@ -223,7 +223,7 @@ def _shm(fact: Facts) -> Wrong:
 def _proxy(cluster: Cluster, fact: Facts) -> Wrong:
     """Return the proxies of conf.py or PRELUDE that no_proxy does not exclude for the training address, and the fix.
 
-    A proxy of the login never reaches a rank.
+    None if there are none. A proxy of the login never reaches a rank.
     """
     host = next((host for host in cluster.hosts if host.index == fact.node), None)
     given: Dict[str, str] = {**dict(cluster.env), **dict(host.env if host else ())}

@@ -144,9 +144,9 @@ def own_ports(facts: ByNode, seed: str) -> Dict[int, Tuple[int, ...]]:
 def judge(
     name: str, ranks: Sequence[TrialRank], facts: ByNode, seconds: float, names: Names, python: str = ""
 ) -> List[Finding]:
-    """Return the findings of a trial: ranks that failed, with their messages; ranks that hang; ranks that wait for those.
+    """Return the findings of a trial: an error for ranks that failed or hang, with the reason; ok for ranks that are done.
 
-    seconds: of --timeout. python: the folder of the Python that the embedded cluster gives to jobs, "" for other clusters.
+    Ranks that wait for others, and nodes without a rank, are "skip". names: folds names of nodes. seconds: of --timeout. python: the folder of the Python that the embedded cluster gives to jobs, "" for other clusters.
     """
     guilty = _select_culprits(ranks)
     nodes = names(sorted({one.node for one in guilty}))
