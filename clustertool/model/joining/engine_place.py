@@ -22,9 +22,10 @@ EnginePlace = Tuple[int, Sequence[str], str]
 
 
 def placed(join: JoinFile, environ: Mapping[str, str]) -> JoinFile:
-    """Add this machine's place, as its engine states it, to the join file; without an engine return the file unchanged.
+    """Add to the join file what the engine states: index and name of this machine, all names, and the coordinator's host.
 
-    Raises UsageError, DataError.
+    Without an engine the file is returned unchanged. Raises DataError for an unknown engine; UsageError if the engine has not
+    set its variables, or has started another number of machines than the job has.
     """
     if not join.engine:
         return join

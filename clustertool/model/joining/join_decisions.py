@@ -162,7 +162,7 @@ class Order(NamedTuple):
 
 
 class MakePlan(NamedTuple):
-    pass
+    """Plan the job; the event Planned has the result."""
 
 
 class Coordinate(NamedTuple):
@@ -172,7 +172,7 @@ class Coordinate(NamedTuple):
 
 
 class Go(NamedTuple):
-    pass
+    """Let all machines run their supervisors: the joining is over."""
 
 
 class OutOfEpoch(NamedTuple):
@@ -466,9 +466,10 @@ def _coordinate(state: JoinState) -> Step:
 
 
 def _handle_failures(state: JoinState) -> Step:
-    """Handle failures of an order: undo and plan again up to 5 times where only ports were taken, else end with all errors.
+    """Handle failures of an order: if only ports were taken at the placing, undo and plan again; else end with all errors.
 
-    An elastic job goes on without the machines that failed, unless the coordinator's did.
+    After the fifth plan it ends in each case. An elastic job goes on without the machines that failed, unless the
+    coordinator's did.
     """
     error = as_one([_with_node_name(state, connection, error) for connection, error in state.failures])
     assert error is not None
