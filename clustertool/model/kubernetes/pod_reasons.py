@@ -141,7 +141,8 @@ def view(pod: Object) -> PodView:
 def end_of(pods: Sequence[PodView]) -> Optional[Tuple[str, int]]:
     """Return why the cluster has ended pods of a job, and the exit code; None if it has ended none: then the job itself knows.
 
-    Pods of a job end because of another pod: the reason that comes first in _ORDER counts.
+    Reasons are a lost node, preemption, eviction, and too much memory. The first of them that a pod has counts: other pods end
+    because of it.
     """
     found = _first_by_fault(pods, _HOW_OTHERS_LEFT)
     return None if found is None else (f"pod {found.name}: {found.reason}", found.exit_code)

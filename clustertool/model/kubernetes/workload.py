@@ -272,7 +272,10 @@ def native_template(settings: KubernetesSettings, order: WorkloadOrder, role: st
 def container_and_volumes(
     settings: KubernetesSettings, order: WorkloadOrder, role: str
 ) -> Tuple[Manifest, List[Manifest]]:
-    """Build the container without its command, and the volumes of the settings. role: for the resources; "": of any role."""
+    """Build the container without its command, with its mounts and variables, and the volumes of the settings.
+
+    role: for the resources; "": of any role.
+    """
     container: Manifest = {"name": CONTAINER}
     if order.image:
         container["image"] = order.image
@@ -367,7 +370,7 @@ def _merged_template(
 ) -> Manifest:
     """Merge our spec and labels with the user's template (pod_template). marks: further labels.
 
-    Raises ConfigError without an image.
+    Raises ConfigError without an image, and for an unknown field of the user's template.
     """
     ours = {
         "metadata": {
