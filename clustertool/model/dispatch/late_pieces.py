@@ -63,7 +63,7 @@ class LatePieces:
         return {piece for at, piece in self._transits if at == node}
 
     def find_late(self, now: float) -> Set[Tuple[int, int]]:
-        """Find (node, piece) on its way for long, while other pieces of four times its size were begun later and have come."""
+        """Find (node, piece) on its way for more than a report and 1 s, which pieces of four times its size have overtaken."""
         return {
             key
             for key, transit in self._transits.items()

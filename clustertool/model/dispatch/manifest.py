@@ -110,7 +110,7 @@ def zipped(size: int) -> int:
 
 
 def cut(size: int) -> List[int]:
-    """Return the sizes of the pieces into which a file of this size is cut; of one for a small file."""
+    """Return the sizes of the pieces into which a file is cut: of 1 MiB, above 64 MiB of 4 MiB; one for a small file."""
     if size <= PACK:
         return [size]
     step = PACK if size <= _LARGE else PIECE
@@ -128,7 +128,8 @@ def content_of(pieces: Sequence[str]) -> str:
 def pack(files: Iterable[Entry], group: Mapping[str, str], known: Sequence[Pack]) -> Dict[str, List[Pack]]:
     """Map each group to packs with all its small files: known packs that are used by half or more, and new ones.
 
-    group: of a file, by its path. known: packs of the last dispatch; very small ones are left out if there are many.
+    group: of a file, by its path. known: packs of the last dispatch; very small ones are left out if there are many. Empty
+    files are in no pack.
     """
     wanted: Dict[str, Dict[str, Entry]] = {}
     for entry in sorted(files, key=lambda entry: entry.path):
@@ -184,7 +185,10 @@ def rows(
     group: Mapping[str, str],
     packs: Mapping[str, Sequence[Pack]],
 ) -> Iterator[Row]:
-    """Yield the rows of a manifest (see above), sorted by path. times: mtime in ns. chunks: the pieces of large files."""
+    """Yield the rows of a manifest (see above): folders, links and large files by path, then packs with their small files.
+
+    times: mtime in ns. chunks: the pieces of large files.
+    """
     small: Dict[Tuple[str, str], List[Entry]] = {}
     for entry in sorted(entries, key=lambda entry: entry.path):
         if entry.kind == "dir":
@@ -235,7 +239,10 @@ def _find_all(text: bytes, mark: bytes) -> Iterator[int]:
 
 
 def take(found: Iterable[Row], groups: Optional[Container[str]]) -> List[Row]:
-    """Select the rows that a node of these groups needs: those without a group, and of these groups. None: of all."""
+    """Select the rows that a node of these groups needs: folders, links, and files without a group or of these groups.
+
+    None: of all groups.
+    """
     kept, inside = [], True
     for row in found:
         if row[0] in ("p", "f"):
