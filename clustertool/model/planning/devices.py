@@ -45,7 +45,10 @@ def with_devices(fact: Facts, answer: Mapping[str, Any]) -> Facts:
 
 
 def busy(facts: Facts, job_id: str) -> Dict[int, str]:
-    """Map each device in use to its user: other jobs by their locks, other processes if the devices were read."""
+    """Map each device in use to a description of its user: another job than `job_id` by its lock, else a process.
+
+    Processes are known if the devices were read.
+    """
     return {**dict(facts.used), **{device: holder(job, user) for device, job, user in facts.locked if job != job_id}}
 
 
@@ -155,10 +158,10 @@ class OneMachine(NamedTuple):
 
 
 def given_twice(cluster: Cluster, facts: ByNode, given: Mapping[int, Iterable[int]]) -> List[OneMachine]:
-    """List the devices that are given to two nodes of one machine, for each pair of nodes. given: node -> ids.
+    """List the devices that are given to two nodes of one machine, for each pair of nodes; [] if CHECKS_OFF has `devices`.
 
-    It is meant where the user has typed one name twice, or addresses of the loopback. An engine that has allocated devices has
-    divided them.
+    given: node -> ids. It is meant where the user has typed one name twice, or addresses of the loopback. Nodes with devices
+    that an engine has allocated are left out: it has divided them.
     """
     owners: Dict[Tuple[str, str], int] = {}
     twice: Dict[Tuple[int, int], List[int]] = {}
@@ -244,7 +247,10 @@ def unallocated_warnings(cluster: Cluster, facts: ByNode, kinds: Sequence[str]) 
 
 
 def heter_type(job: JobSpec, seat: Seat, kind: str) -> str:
-    """Choose HETER_DEVICE_TYPE: cpu for trainers, --heter-devices for a stage, else the kind of the node."""
+    """Choose HETER_DEVICE_TYPE of a heter trainer: --heter-devices of its stage, else the kind of the node; else "cpu".
+
+    "cpu" also stands for a kind that Paddle does not know.
+    """
     return (job.heter[seat.stage - 2].device or _HETER.get(kind, "cpu")) if seat.role == "heter" else "cpu"
 
 

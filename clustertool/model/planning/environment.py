@@ -158,7 +158,7 @@ def _each(names: str, value: object) -> Env:
 
 
 def _torch(table: Table, seat: Seat, paths: JobPaths) -> Env:
-    """Compute the variables of torchrun and Open MPI; a rank is the same number in both.
+    """Compute the variables of torchrun and Open MPI; a rank is the same number in both. mpirun sets those of Open MPI itself.
 
     All ranks of torchrun have one role.
     """

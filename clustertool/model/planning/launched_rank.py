@@ -99,7 +99,7 @@ def collective_rank(
 
 
 def _flags(environ: Mapping[str, str], local_rank: int, found: Tuple[str, Sequence[int]]) -> Env:
-    """Choose the device of a rank from the launcher's variable, else from the ids found; {} without devices."""
+    """Return the variables that select a rank's device, by the launcher's variable, else by `found`; {} without devices."""
     for kind, (variable, selected) in VARIABLES.items():
         names = allocated(kind, environ)
         if one_each(names):

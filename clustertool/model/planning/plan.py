@@ -149,7 +149,10 @@ def readers(cluster: Cluster, job: JobSpec, facts: ByNode, listing: Sequence[str
 
 
 def _commands(job: JobSpec, listing: Sequence[str]) -> Dict[str, Tuple[str, ...]]:
-    """Choose the command that each role runs. Raises DataError for a workspace without a command and without train.py."""
+    """Choose the command that each role runs: the given one, else train.py or pserver.py, else that of the trainers.
+
+    Raises DataError for trainers without a command and a workspace without train.py.
+    """
 
     def command(role: Role, name: str, file: str) -> Tuple[str, ...]:
         if role.command:
@@ -211,7 +214,7 @@ def _launcher(one: Launcher, users: Mapping[str, str], paths: JobPaths) -> Plann
 
 
 def _ready(table: Table, seat: Seat) -> Tuple[int, ...]:
-    """List the ports at which a process is ready.
+    """List the ports of a pserver of which one must be open before trainers start; () if they do not wait for this process.
 
     A pserver listens on its own port. Paddle's first one opens gloo's before, and there waits for all trainers.
     """
