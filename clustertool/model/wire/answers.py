@@ -50,12 +50,12 @@ def is_relay_report(header: Mapping[str, object]) -> bool:
 
 
 def frame_limit(header: Mapping[str, object]) -> int:
-    """Return how many bytes the header of a frame that answers no request may have."""
+    """Return how many bytes the header of a frame that answers no request may have: more for events and reports of a relay."""
     return STREAM if header.get("type") == "events" or is_relay_report(header) else _SHORT
 
 
 def check_frame(header: Mapping[str, object]) -> None:
-    """Check a frame that answers no request. Raises Malformed."""
+    """Check a frame that answers no request. Raises Malformed, also for an unknown type."""
     check = _frames().get(str(header.get("type")))
     if check is None:
         raise Malformed("a frame", "is of no known type")

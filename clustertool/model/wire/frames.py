@@ -109,7 +109,7 @@ class Decoder:
         self._header: Header = {}
 
     def room(self) -> Optional[memoryview]:
-        """Return where the next bytes belong, as long as they are those of a payload with a sink."""
+        """Return where the next bytes belong, as long as they are those of a payload with a sink; else None."""
         return None if self._into is None else self._into.room()
 
     def taken(self, size: int) -> List[Frame]:

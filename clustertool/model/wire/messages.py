@@ -57,6 +57,7 @@ class Kind(Generic[Fields, Answered]):
         return f"<request {self.type}>"
 
     def __call__(self, fields: Fields) -> Request[Answered]:
+        """Build a request of this type."""
         return Request(self, fields)
 
 

@@ -186,7 +186,7 @@ REQUESTS: Dict[str, Tuple[type, type]] = {
 def read_request(message: Mapping[str, object]) -> SupervisorRequest:
     """Check a request to a supervisor, which any process of the user can send, and return it. Raises ValueError.
 
-    Unknown fields may have few values.
+    Unknown fields may have few values. The code of a `leave` without one is 0.
     """
     type = message.get("type")
     if not isinstance(type, str) or type not in REQUESTS:
