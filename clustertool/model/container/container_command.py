@@ -89,7 +89,7 @@ def device_patterns(kind: str) -> List[str]:
 
 
 def device_options(runtime: str, kind: str, present: Sequence[str], chosen: Sequence[str] = ()) -> List[str]:
-    """Build the options for a rank that has devices of `kind`.
+    """Build the options by which a rank that has devices of `kind` gets all devices of its node, and their drivers.
 
     runtime: docker, podman or apptainer. present: the paths on the node that match `device_patterns(kind)`. chosen: the user's
     options; if they state GPUs, none are added.

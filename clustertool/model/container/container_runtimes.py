@@ -175,7 +175,7 @@ PULLS_AT_ONCE = 8
 
 
 def kind_of_copy(runtimes: Sequence[str]) -> str:
-    """Choose how an image travels between machines with these runtimes: as all of them can load it."""
+    """Choose the form in which all of these runtimes can load an image: a file for apptainer, else an archive for docker."""
     if APPTAINER in runtimes:
         return COPY_FILE
     return COPY_ARCHIVE if DOCKER in runtimes else COPY_DIR

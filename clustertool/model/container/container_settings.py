@@ -22,6 +22,7 @@ class ContainerSettings:
     pull: str = PULLS[0]
 
     def __bool__(self) -> bool:
+        """Return whether the ranks run in a container."""
         return bool(self.image)
 
 
