@@ -104,6 +104,8 @@ def former_leases(previous: AbstractSet[int], won_at: float, seconds: float, for
 
 
 class Readiness(Enum):
+    """What the coordinator does about the next epoch: wait for members, start it, or end the job."""
+
     WAIT = "wait"
     START = "start"
     FAIL = "fail"  # too few nodes for too long

@@ -31,7 +31,10 @@ def correct_daemon_command(command: str, address: str) -> str:
 
 
 def _keep_address(text: str, address: str) -> str:
-    """Keep one address in a text behind tcp://: addresses, the port, with Open MPI 5 the length of each address's network."""
+    """Remove all addresses but one from a text behind tcp://; return the text unchanged if this one is not among them.
+
+    The text: addresses, the port, with Open MPI 5 the length of each address's network.
+    """
     listed, _, after = text.partition(":")
     addresses = listed.split(",")
     if address not in addresses:

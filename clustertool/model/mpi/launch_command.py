@@ -107,7 +107,7 @@ def refused_option(options: Sequence[str]) -> str:
 
 
 def gives(options: Sequence[str], name: str) -> bool:
-    """Return whether an option is --name, with one or two dashes, and its value behind it or behind =."""
+    """Return whether one of the options is -name or --name, also with =value."""
     return any(option.startswith("-") and option.lstrip("-").partition("=")[0] == name for option in options)
 
 
@@ -171,7 +171,7 @@ def _open_mpi_options(
 
 
 def own_environment(implementation: Optional[Implementation]) -> Env:
-    """Build the variables that only mpirun gets, for Hydra. Open MPI would pass variables of its own to all daemons."""
+    """Build the variables that only mpirun gets: one for Hydra, else {}. Open MPI would pass its variables to all daemons."""
     hydra = implementation is not None and implementation.hydra
     return {"HYDRA_LAUNCHER_EXTRA_ARGS": AGENT} if hydra else {}
 
