@@ -146,7 +146,8 @@ def judge(
 ) -> List[Finding]:
     """Return the findings of a trial: an error for ranks that failed or hang, with the reason; ok for ranks that are done.
 
-    Ranks that wait for others, and nodes without a rank, are "skip". names: folds names of nodes. seconds: of --timeout. python: the folder of the Python that the embedded cluster gives to jobs, "" for other clusters.
+    Ranks that wait for others, and nodes without a rank, are "skip". names: folds names. seconds: of --timeout. python:
+    the folder of the Python that the embedded cluster gives to jobs, "" for other clusters.
     """
     guilty = _select_culprits(ranks)
     nodes = names(sorted({one.node for one in guilty}))

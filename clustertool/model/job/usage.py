@@ -99,7 +99,8 @@ def mean(values: Sequence[float]) -> float:
 def fewer(rows: Sequence[Row], most: int, *folds: Fold) -> List[Row]:
     """Reduce rows to at most `most` + 1: time is cut into equal parts, and each column of a part folded (last, max, mean).
 
-    folds: one for each column after the time. A row is (time, value, ...), in order of time. A part's time is that of its last row; the first row stays, for sums.
+    folds: one for each column after the time. A row is (time, value, ...), in order of time. A part's time is that of its last
+    row; the first row stays, for sums.
     """
     if len(rows) <= most + 1:
         return list(rows)

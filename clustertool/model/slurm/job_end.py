@@ -67,8 +67,8 @@ def requeue(number: str) -> Tuple[str, ...]:
 def give_back(job: SlurmJob, own: str, step: str, coordinates: bool, lost: bool) -> Tuple[str, ...]:
     """Build the command for a job that has lost a node: end it, put it back into the queue, or end only our step.
 
-    () if the job does not run any more. own: our id of the job. step: the number of our step. coordinates: this is the first node of the allocation, with the batch
-    script, which has become srun. lost: the job has ended because of the lost node.
+    () if the job does not run any more. own: our id of the job. step: the number of our step. coordinates: this is the first
+    node of the allocation, with the batch script, which has become srun. lost: the job has ended because of the lost node.
 
     An allocation that was not made for this job stays: only the step ends, KillWait (30 s) later. A job that Slurm may start
     again goes back to the queue. Otherwise the job ends with its script, and its state is FAILED, not CANCELLED: Slurm sends
