@@ -352,9 +352,8 @@ def choose_job(
     whether one runs.
     """
     try:
-        return _choose_by_prefix(
-            [job for job in merge_answers(answers, known) if not exact or job["id"] == prefix], prefix, running
-        )
+        found = [job for job in merge_answers(answers, known) if not exact or job["id"] == prefix]
+        return _choose_by_prefix(found, prefix, running)
     except NotFound:
         raise_all(list(fleet.failed.values()))
         for job, one in known.items() if prefix else ():
@@ -443,9 +442,8 @@ def _only_running(found: list[ListedJob]) -> ListedJob:
     unknown = [job for job in found if job["state"] is JobState.UNKNOWN]
     if unknown and not running:
         what = f"no job is known to run, and these may: {_job_ids(unknown)}"
-        raise PreflightError(
-            what, f"{PROGRAM} jobs shows why that is not known; {PROGRAM} stop --job J tries to stop one"
-        )
+        fix = f"{PROGRAM} jobs shows why that is not known; {PROGRAM} stop --job J tries to stop one"
+        raise PreflightError(what, fix)
     if not running:
         raise NotFound("no job runs", "")
     return running[0]

@@ -289,9 +289,8 @@ class JobFollower:
         self._left = False  # the caller reads no more items
         self._late: list[int] = []
         self._away: set[int] = set()  # nodes whose connection was lost
-        self._unreported: dict[
-            int, tuple[float, str]
-        ] = {}  # those of which it is not shown so far: since when, and why
+        # Those of which it is not shown so far: since when, and why.
+        self._unreported: dict[int, tuple[float, str]] = {}
         self._engine = EngineQuestion(fleet, job)
         self._lost_nodes = LostNodes(self, job, revive)
 

@@ -54,14 +54,12 @@ def cluster(
         if start_local:
             _note_allocation(caller, found)
     else:
-        found = _cluster_without_hosts(
-            caller, selection, start_local, f"{conf.where} has no HOSTS" if conf.values else "none found"
-        )
+        why = f"{conf.where} has no HOSTS" if conf.values else "none found"
+        found = _cluster_without_hosts(caller, selection, start_local, why)
     if of_hosts and not needs_hosts(found):
         what = f"{of_hosts} works on HOSTS, and the engine {found.engine} chooses the nodes itself"
-        raise UsageError(
-            what, instead or f"give a conf.py with HOSTS and ENGINE = {known_engines.DEFAULT!r}: --conf FILE"
-        )
+        fix = f"give a conf.py with HOSTS and ENGINE = {known_engines.DEFAULT!r}: --conf FILE"
+        raise UsageError(what, instead or fix)
     return _apply_selection(selection, found)
 
 
@@ -168,9 +166,8 @@ def cluster_of_launcher(caller: Caller, selection: Selection, named: NamedNodes,
         return _apply_selection(selection, known)
     if named.alone or not (asked or known) or _is_this_machine(asked, known if "HOSTS" in values else None):
         found = this_machine.with_job_python(this_machine.own_cluster(folder, known))
-        found = replace(
-            found, hosts=tuple(host.with_slots(one) for host, one in zip(found.hosts, asked or found.hosts))
-        )
+        slots = zip(found.hosts, asked or found.hosts)
+        found = replace(found, hosts=tuple(host.with_slots(one) for host, one in slots))
         found = shell_variables.obey(found, os.environ, named.devices)
         if named.own_address:
             found = replace(found, hosts=(replace(found.hosts[0], address=named.own_address),))

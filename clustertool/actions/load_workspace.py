@@ -59,9 +59,8 @@ def _toml_text(folder: Path) -> str:
     except UnicodeDecodeError as error:
         raise DataError(f"{path} cannot be read: {error}", "save it as UTF-8") from None
     except OSError as error:
-        raise DataError(
-            f"{path} cannot be read: {error.strerror}", "give rights to it, and to each folder above"
-        ) from None
+        fix = "give rights to it, and to each folder above"
+        raise DataError(f"{path} cannot be read: {error.strerror}", fix) from None
 
 
 def workspace(caller: Caller, folder: Path, ignore_from: Sequence[str] = ()) -> Workspace:
@@ -84,9 +83,8 @@ def workspace(caller: Caller, folder: Path, ignore_from: Sequence[str] = ()) -> 
         grown = ", ".join(found.grown[:_LISTED]) + " and more" * (len(found.grown) > _LISTED)
         caller.remark(f"written to while it was read: {grown}; sent is what was there at first")
     for path in found.unsure[:4]:
-        caller.warn(
-            f"{path} is sent too; if it has secrets, name it in .clusterignore, and pass them by SECRETS of conf.py"
-        )
+        advice = "if it has secrets, name it in .clusterignore, and pass them by SECRETS of conf.py"
+        caller.warn(f"{path} is sent too; {advice}")
     for path, size in accidents(found)[:4]:
         caller.warn(f"{path} ({human_bytes(size)}) is sent too; if that is not meant, name it in .clusterignore")
     return found
@@ -124,9 +122,8 @@ def container(cluster: Cluster, toml: Toml, image: str | None) -> ContainerSetti
 
     Raises ConfigError, DataError, UsageError.
     """
-    table = toml.get("container", {})
-    found = merge_container(
-        cluster.container, table if isinstance(table, dict) else {}, image, cluster.workspace_may_set
-    )
+    given = toml.get("container")
+    table = given if isinstance(given, dict) else {}
+    found = merge_container(cluster.container, table, image, cluster.workspace_may_set)
     refuse_launcher(found, str(toml.get("mode", "")))
     return found

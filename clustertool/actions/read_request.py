@@ -82,9 +82,8 @@ def read_request(
         caller.warn(f"{what}\n  fix: {fix}")
     if note := settings_note(toml, table, cluster):
         caller.remark(note)
-    workspace = (
-        load_workspace.workspace(caller, Path(folder), cluster.ignore_from) if folder and not of_engine else None
-    )
+    sent = folder and not of_engine
+    workspace = load_workspace.workspace(caller, Path(folder), cluster.ignore_from) if sent else None
     if workspace and checked.has_pservers:
         checked = replace(checked, one_port=load_workspace.uses_one_port(workspace))
     spec = None if there else with_usual_command(checked) if of_engine else checked
@@ -122,9 +121,8 @@ def find_unexpanded_text(cluster: Cluster, toml: Mapping[str, Any], options: Opt
 def _check_kept(wish: RunWish, there: str) -> None:
     """Raise UsageError if --keep is given without --resume or with --job-workspace (`there`), or names no file of a program."""
     if wish.resume in ("", FRESH):
-        raise UsageError(
-            "--keep names files of an earlier job, which --resume continues", "add --resume, or --resume JOB"
-        )
+        what = "--keep names files of an earlier job, which --resume continues"
+        raise UsageError(what, "add --resume, or --resume JOB")
     if there:
         fix = "leave --keep out"
         raise UsageError("--keep has nothing to copy: the job works in the same folder as earlier ones", fix)

@@ -14,9 +14,7 @@ from clustertool.cli.options import Opt, Verb
 _WIDEST = 120  # columns: longer lines are hard to read
 _INDENT, _GAP = "  ", "  "
 _LEFT = 28  # columns for names; an option with a longer one has its text on the next line
-_TYPES = {
-    "DURATION": "DURATION is a number of seconds, or numbers with the units ms, s, m, h, d, w: 90, 30s, 5m, 1h30m."
-}
+_DURATION = "DURATION is a number of seconds, or numbers with the units ms, s, m, h, d, w: 90, 30s, 5m, 1h30m."
 
 
 def overview(
@@ -54,11 +52,8 @@ def of_verb(verb: Verb, common: Sequence[Opt], width: int) -> str:
     options = (*verb.options, *common)
     for group in dict.fromkeys(option.group for option in options):
         parts.append(_options(group, [option for option in options if option.group == group], width))
-    parts += [
-        _fill(note, width)
-        for value, note in _TYPES.items()
-        if any(value in option.value.split("|") for option in options)
-    ]
+    if any("DURATION" in option.value.split("|") for option in options):
+        parts.append(_fill(_DURATION, width))
     return "\n\n".join(parts)
 
 
@@ -75,13 +70,8 @@ def _options(title: str, options: Sequence[Opt], width: int) -> str:
 
 
 def _block(title: str, rows: Iterable[tuple[str, str]], width: int, left: int) -> str:
-    """Format rows in two columns under a title."""
-    return f"{title}\n{_rows(rows, width, left)}"
-
-
-def _rows(rows: Iterable[tuple[str, str]], width: int, left: int) -> str:
-    """Format rows in two columns, the texts wrapped; a name that is longer than `left` has a line of its own."""
-    lines: list[str] = []
+    """Format a title and rows in two columns, the texts wrapped; a name that is longer than `left` has a line of its own."""
+    lines = [title]
     pad = " " * (len(_INDENT) + left + len(_GAP))
     for name, text in rows:
         filled = _wrapped(text, min(width, _WIDEST) - len(pad)) or [""]

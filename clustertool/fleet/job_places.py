@@ -218,11 +218,8 @@ def _to_host(index: int, value: _Content) -> Host:
     right = right and valid_host(texts["host"]) and (not texts["user"] or valid_user(texts["user"]))
     right = right and (not texts["address"] or valid_host(texts["address"]))
     root = texts["root_dir"]
-    if (
-        not right
-        or (root not in ("", "~") and not root.startswith(("/", "~/")))
-        or {"\n", "\0"} & set(root + texts["python"])
-    ):
+    right = right and (root in ("", "~") or root.startswith(("/", "~/")))
+    if not right or {"\n", "\0"} & set(root + texts["python"]):
         raise ValueError(value)
     return Host(index, **texts, port=port or 0, twin=twin or 0, here=value["here"] is True)
 

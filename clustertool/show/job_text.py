@@ -172,9 +172,8 @@ def _below_minimum_text(node: str, event: Mapping[str, Any]) -> str:
 
 def _lease_text(node: str, event: Mapping[str, Any]) -> str:
     """Describe that the ranks of a node were ended because the coordinator did not answer it."""
-    return (
-        f"{node}: the coordinator has not acknowledged a heartbeat for {event['seconds']:g} s, so its ranks were ended"
-    )
+    silent = f"the coordinator has not acknowledged a heartbeat for {event['seconds']:g} s"
+    return f"{node}: {silent}, so its ranks were ended"
 
 
 _OF_EPOCHS: Mapping[str, Callable[[str, Mapping[str, Any]], str]] = {
@@ -266,11 +265,8 @@ def brief(status: JobStatus, outcome: Outcome) -> str:
     if guilty is None:
         return ""
     node = status.nodes[guilty.node].name or f"node {guilty.node}"
-    name = (
-        f"{role_name(guilty.role)} on {node}"
-        if guilty.role == MPIRUN
-        else f"{role_name(guilty.role)} {guilty.rank} on {node}"
-    )
+    number = "" if guilty.role == MPIRUN else f" {guilty.rank}"
+    name = f"{role_name(guilty.role)}{number} on {node}"
     first = f"{name}: {short_exit(outcome.code if guilty.code is None else guilty.code, guilty.signal, guilty.note)}"
     groups = failed_by_themselves(status, outcome)
     causes = [process.role for group in groups for process in group]

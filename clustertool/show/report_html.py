@@ -56,19 +56,9 @@ def page(story: ReportModel, made: float) -> str:
         Html(f"<style>{style}</style>"),
     )
     top = tag("div", _verdict_section(story), _stragglers_section(story), class_="top")
-    parts = [
-        part(story)
-        for part in (
-            _notes_section,
-            _timeline_section,
-            _events_section,
-            _nodes_section,
-            _epochs_section,
-            _processes_section,
-            _plan_section,
-        )
-    ]
-    main = tag("main", top, *parts, _explanations())
+    life = (_notes_section(story), _timeline_section(story), _events_section(story), _nodes_section(story))
+    tables = (_epochs_section(story), _processes_section(story), _plan_section(story))
+    main = tag("main", top, *life, *tables, _explanations())
     footer = tag("footer", f"clustertool {__version__}, {_date(made)}")
     return f"<!doctype html>\n{tag('html', head, tag('body', _page_header(story), main, footer), lang='en')}\n"
 
@@ -113,9 +103,8 @@ def _verdict_section(story: ReportModel) -> Html:
     if outcome.followed:
         parts.append(tag("p", "Failed after it: ", ranks_text(outcome.followed), class_="victims"))
     if story.victims:
-        parts.append(
-            tag("p", "Stopped by clustertool because of it (victims): ", ranks_text(story.victims), class_="victims")
-        )
+        what = "Stopped by clustertool because of it (victims): "
+        parts.append(tag("p", what, ranks_text(story.victims), class_="victims"))
     return tag("section", *parts, class_=f"verdict {state}")
 
 

@@ -75,13 +75,8 @@ def status_tables(status: Shown, terminal: Terminal, now: float) -> None:
         table("", _PODS, [_pod_row(pod) for pod in status["pods"]], terminal=terminal)
     if len(status.get("epochs", ())) > 1:
         terminal.line()
-        table(
-            "",
-            _EPOCHS,
-            [epoch_row(epoch, names) for epoch in status["epochs"]],
-            terminal=terminal,
-            narrow=_FEW_OF_EPOCHS,
-        )
+        epochs = [epoch_row(epoch, names) for epoch in status["epochs"]]
+        table("", _EPOCHS, epochs, terminal=terminal, narrow=_FEW_OF_EPOCHS)
 
 
 def epoch_row(epoch: Shown, names: Mapping[int, str]) -> list[str]:

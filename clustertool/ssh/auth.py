@@ -158,9 +158,8 @@ class Login:
             return
         if allowed and not allowed & {"publickey", *_TYPED}:
             self._bad.append(f"it takes only {harmless(', '.join(sorted(allowed))[:_MOST_SHOWN])}")
-            self._fix = (
-                self._fix or "let its sshd take public keys (PubkeyAuthentication): clustertool has no other way"
-            )
+            keys = "let its sshd take public keys (PubkeyAuthentication): clustertool has no other way"
+            self._fix = self._fix or keys
         if allowed & set(_TYPED) and not self._prompter.present:
             self._bad.append("it takes a password, and there is no terminal to ask for one")
         raise self._refusal(transport)

@@ -78,9 +78,8 @@ def _unreachable_error(to: SshSettings, error: OSError | None) -> Unreachable:
     if isinstance(error, socket.timeout) or (error and error.errno == errno.ETIMEDOUT):
         return Unreachable(f"{where} did not answer within {to.connect_timeout:g} s", _FIX_SLOW, to.name)
     if isinstance(error, ConnectionRefusedError):
-        return Unreachable(
-            f"{where} refuses connections", f"start sshd there, or correct the port in {to.listed}", to.name
-        )
+        fix = f"start sshd there, or correct the port in {to.listed}"
+        return Unreachable(f"{where} refuses connections", fix, to.name)
     if error and error.errno in (errno.EHOSTUNREACH, errno.ENETUNREACH, errno.ENETDOWN, errno.EADDRNOTAVAIL):
         fix = "check the network (a VPN?), or configure a gateway: GATEWAY in conf.py"
         return Unreachable(f"there is no route to {where}", fix, to.name)
@@ -172,9 +171,8 @@ def failed_handshake(to: SshSettings, sock: Any, error: BaseException, late: boo
         return Unreachable(what, _FIX_SLOW, to.name)
     text = str(error)
     if isinstance(error, paramiko.ssh_exception.IncompatiblePeer):
-        return Unreachable(
-            f"{where} and clustertool have no SSH algorithm in common: {text}", "update sshd on the node", to.name
-        )
+        what = f"{where} and clustertool have no SSH algorithm in common: {text}"
+        return Unreachable(what, "update sshd on the node", to.name)
     if "Indecipherable" in text or "Invalid SSH banner" in text:
         return Unreachable(f"what listens on {where} is no SSH server", f"correct the port in {to.listed}", to.name)
     what = f"{where} closed the connection before the login ({text or type(error).__name__})"

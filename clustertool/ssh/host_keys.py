@@ -101,9 +101,8 @@ class KnownHosts:
             if self._is_certified(to, key, certificate) or self._is_known(to, kind, key):
                 return None
             if to.host_keys == "strict":
-                raise _unknown_error(
-                    to, kind, key, any(entry.marker == _AUTHORITY for entry in self._lines_of_host(to))
-                )
+                authorities = any(entry.marker == _AUTHORITY for entry in self._lines_of_host(to))
+                raise _unknown_error(to, kind, key, authorities)
             return self._accept(to, kind, key)
 
     def _lookup(self, name: str) -> list[HostKeyEntry]:
@@ -260,9 +259,8 @@ def _check_revoked(to: SshSettings, kind: str, key: str, certificate: bytes) -> 
                 shown.write(f"{kind + SUFFIX if certificate else kind} {blob}\n".encode())
                 shown.flush()
                 argv = ["ssh-keygen", "-Q", "-f", path, shown.name]
-                revoked = (
-                    subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, timeout=20).returncode != 0
-                )
+                done = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, timeout=20)
+                revoked = done.returncode != 0
     except (OSError, subprocess.SubprocessError) as error:
         revoked, problem = True, f"RevokedHostKeys of ~/.ssh/config cannot be read: {error}"
     if revoked:
@@ -275,9 +273,8 @@ def _changed_error(to: SshSettings, kind: str, key: str, known: Iterable[HostKey
     other = "" if entry.type == kind else f" (known is {entry.type}, shown was {kind})"
     what = f"its host key has changed: {fingerprint(key)} is not what {entry.where} says{other}"
     remove = f"ssh-keygen -R '{to.host_key_name}' -f {entry.path}"
-    return AuthError(
-        what, f"if the machine was installed anew: {remove} (otherwise the connection may be intercepted)", to.name
-    )
+    fix = f"if the machine was installed anew: {remove} (otherwise the connection may be intercepted)"
+    return AuthError(what, fix, to.name)
 
 
 def _unknown_error(to: SshSettings, kind: str, key: str, authorities: bool) -> AuthError:

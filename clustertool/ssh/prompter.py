@@ -158,9 +158,7 @@ class Prompter:
                 return
             self._passwords[account] = password
             self._offer.setdefault(_account(to).group, to)
-            for twin in self._remove_requests(
-                lambda one: one.to is not None and _account(one.to) == account and not one.retry
-            ):
+            for twin in self._remove_first_requests(lambda other: other == account):
                 twin.reply.put(password)
 
     def add_new_key(self, key: NewKey) -> None:
@@ -234,9 +232,7 @@ class Prompter:
             password = self._passwords.get(_account(source)) if source else None
             if source is None or password is None or request.retry or group in self._declined:
                 return False
-            others = self._remove_requests(
-                lambda one: one.to is not None and _account(one.to).group == group and not one.retry
-            )
+            others = self._remove_first_requests(lambda other: other.group == group)
         assert self._person is not None
         names = self._person.fold(one.to.name for one in (request, *others) if one.to)
         question = f"Send the password of {describe_account(source)} to {to.user}@{names} too? [y/N] "
@@ -253,10 +249,13 @@ class Prompter:
                 one.reply.put(password)
         return agreed
 
-    def _remove_requests(self, which: Callable[[_Request], bool]) -> list[_Request]:
-        """Remove the requests for which `which` is true from the queue, and return them. Called under the lock."""
-        taken = [one for one in self._waiting if which(one)]
-        self._waiting = [one for one in self._waiting if not which(one)]
+    def _remove_first_requests(self, which: Callable[[_Account], bool]) -> list[_Request]:
+        """Remove the first questions for the passwords of these accounts from the queue, and return them.
+
+        Called under the lock. A question that is repeated because the host has refused the last password stays.
+        """
+        taken = [one for one in self._waiting if one.to and not one.retry and which(_account(one.to))]
+        self._waiting = [one for one in self._waiting if one not in taken]
         return taken
 
     def _ask(self, request: _Request) -> None:

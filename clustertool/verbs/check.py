@@ -316,10 +316,7 @@ def _describe_links(meshed: Meshed, cluster: Cluster) -> list[str]:
     if working:
         slow = max(working, key=lambda one: one.seconds)
         middle = sorted(one.seconds for one in working)[len(working) // 2]
-        tried, answered = (
-            len({(o.source, o.target) for o in meshed.tries}),
-            len({(o.source, o.target) for o in working}),
-        )
+        tried, answered = (len({(one.source, one.target) for one in tries}) for tries in (meshed.tries, working))
         most = f"at most {_milliseconds(slow.seconds)} ({arrow(slow.source, slow.target)})"
         lines.append(f"links: {answered} of {tried} answer, {_milliseconds(middle)} there and back, {most}")
     if meshed.coverage:

@@ -33,7 +33,7 @@ from clustertool.model.config.cluster import Cluster
 from clustertool.model.config.folded_names import fold
 from clustertool.model.config.hostfile import hosts_of_only, share_out
 from clustertool.model.config.hosts import device_ids
-from clustertool.model.config.job import AUTO, Options
+from clustertool.model.config.job import AUTO, Options, started_by
 from clustertool.model.hints import PROGRAM
 from clustertool.model.joining.typed_meeting import TypedMeeting
 from clustertool.model.masking import mask
@@ -236,18 +236,13 @@ def _refuse_alone() -> None:
 def _warn_of_cloud(call: Call, launch: Launch, cluster: Cluster) -> None:
     """Warn if PaddleCloud's variables name several machines and the job runs on this one alone, with what joins them."""
     machines = shell_variables.cloud_machines(os.environ)
-    if (
-        machines
-        and all(host.here for host in cluster.hosts)
-        and not (launch.alone or launch.listed or launch.join.named)
-    ):
+    alone = all(host.here for host in cluster.hosts)
+    if machines and alone and not (launch.alone or launch.listed or launch.join.named):
         number = os.environ["PADDLE_TRAINER_ID"]
-        fix = (
-            f"clusterrun --master {machines[0]}:PORT --nnodes {len(machines)} --rank {number} ... with a common secret"
-        )
-        what = (
-            f"PADDLE_TRAINERS of this shell names {len(machines)} machines, and this command trains on this one alone"
-        )
+        joined = f"clusterrun --master {machines[0]}:PORT --nnodes {len(machines)} --rank {number} ..."
+        fix = f"{joined} with a common secret"
+        named = f"PADDLE_TRAINERS of this shell names {len(machines)} machines"
+        what = f"{named}, and this command trains on this one alone"
         call.warn(f"{what}\n  fix: {fix} ({PROGRAM} secret), or --ips={','.join(machines[:8])} on one of them (ssh)")
 
 
@@ -302,7 +297,7 @@ def _build_options(call: Call, launch: Launch, folder: Path, cluster: Cluster) -
         options = replace(options, servers=servers, workers=workers)
     return replace(
         options,
-        command=() if launch.old else tuple(map(literal, foreign_options.command(launch, typed))),
+        command=() if launch.old else tuple(map(literal, started_by(launch.how, typed))),
         v2=launch.old,
         v2_args=tuple(map(literal, launch.arguments)) if launch.old else (),
         env=(*(_V2_ENV if launch.old else ()), *options.env),
@@ -393,12 +388,8 @@ class _LaunchReport:
         self._aside = Terminal(out=sys.stderr)
         self._hide = mask(order.secrets.values())
         # What users of Paddle's launcher search.
-        paddle = (
-            launch.old
-            or order.options.mode in _PADDLE_MODES
-            or launch.implied in _PADDLE_MODES
-            or self._imports_paddle()
-        )
+        of_paddle = launch.old or {order.options.mode, launch.implied} & set(_PADDLE_MODES)
+        paddle = of_paddle or self._imports_paddle()
         shown = call.given.verbose or (paddle and not launch.quiet)
         self.detailed = shown and not order.wish.dry
 

@@ -341,9 +341,8 @@ class FollowSession:
 
     def _warn_of_away_nodes(self) -> None:
         """Warn of nodes whose last output was not shown, since they did not come back before the end."""
-        shown = (
-            f"what was printed there last is not shown; {PROGRAM} logs --job {self._job} has it when the node answers"
-        )
+        later = f"{PROGRAM} logs --job {self._job} has it when the node answers"
+        shown = f"what was printed there last is not shown; {later}"
         for node in self._follower.missed:
             self.call.terminal.warn(f"{self.watch.status.name(node)} did not come back: {shown}")
 

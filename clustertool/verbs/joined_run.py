@@ -71,21 +71,14 @@ def perform(call: Call, request: RunRequest, meeting: TypedMeeting, folder: Path
 def _show_plan(call: Call, made: Plan, meeting: TypedMeeting, source: str) -> None:
     """Print or answer with, for --dry, where the machines meet, and the plan with placeholders for what is not known before."""
     own = "has no number" if meeting.index is None else f"is number {meeting.index}"
-    about = {
-        "coordinator": meeting.endpoint,
-        "nodes": meeting.nodes,
-        "index": meeting.index,
-        "secret": source,
-    }
+    about = {"coordinator": meeting.endpoint, "nodes": meeting.nodes, "index": meeting.index, "secret": source}
     if call.json:
         call.answer({**as_dict(made), "join": about})
         return
-    call.terminal.line(
-        f"{count(meeting.nodes, 'machine')} meet at {meeting.endpoint}; this one {own}; secret: {source}"
-    )
-    call.terminal.line(
-        "Addresses, devices and ports of the machines are known when all are there; these stand for them:"
-    )
+    machines = f"{count(meeting.nodes, 'machine')} meet at {meeting.endpoint}"
+    call.terminal.line(f"{machines}; this one {own}; secret: {source}")
+    later = "Addresses, devices and ports of the machines are known when all are there"
+    call.terminal.line(f"{later}; these stand for them:")
     plan_tables(as_dict(made), call.terminal)
 
 
@@ -123,9 +116,8 @@ def _show_meeting(call: Call, child: JoinChild, patience: float) -> Report:
         kind = report["type"]
         if kind == "planned":
             planned = report
-            call.note(
-                f"job {report['job']}: {_own_ranks_text(report)} here, on node {report['node']} of {len(report['nodes'])}"
-            )
+            node = f"node {report['node']} of {len(report['nodes'])}"
+            call.note(f"job {report['job']}: {_own_ranks_text(report)} here, on {node}")
         elif kind == "started":
             call.starting(planned["job"])
             return planned
@@ -221,9 +213,8 @@ def _follow_here(call: Call, request: RunRequest, planned: Report, ended: Ended,
         if elastic:
             ends = Ending(functools.partial(_leave_job, fleet), where="this node, or on all if it coordinates the job")
         follow = FollowSession(call, fleet, inbox, job, RankLines(call.terminal, hide=hide), ends, copy=copy)
-        follow.start(
-            {"logs": _logs_to_follow(call, own), "tail": None}, request.spec.policy.grace if request.spec else 0.0
-        )
+        grace = request.spec.policy.grace if request.spec else 0.0
+        follow.start({"logs": _logs_to_follow(call, own), "tail": None}, grace)
         if not (call.given.detach and wait_until_all_run(follow, job, len(own))):
             follow_to_end(follow, hide, over)
 

@@ -55,19 +55,16 @@ def logs(call: Call) -> None:
         unused = [name for name in _OF_RANKS if getattr(given, name.replace("-", "_"))]
         if unused:
             names, option = ", ".join(f"--{name}" for name in unused), "--file" if given.file else "--files"
-            raise UsageError(
-                f"{names} cannot be given with {option}: it selects from the logs of ranks", f"leave {names} out"
-            )
+            what = f"{names} cannot be given with {option}: it selects from the logs of ranks"
+            raise UsageError(what, f"leave {names} out")
         _show_files(call)
         return
     call.lines = call.json
     if call.json and given.raw:
         raise UsageError("--raw prints bytes, and --json objects", "give one of them")
-    asked, tail, attempt = (
-        _ranks_to_show(call),
-        read_whole_number(call.given.tail, "--tail"),
-        read_whole_number(call.given.attempt, "--attempt"),
-    )
+    asked = _ranks_to_show(call)
+    tail = read_whole_number(given.tail, "--tail")
+    attempt = read_whole_number(given.attempt, "--attempt")
     request: FollowRequest = {"job": "", "follow": call.given.follow, "tail": tail, "attempt": attempt}
     if given.since:
         request["since"] = _since_when(given.since)

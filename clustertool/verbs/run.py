@@ -94,11 +94,8 @@ def read_order(call: Call, options: Options, find: Callable[[], Cluster]) -> Run
     )
 
     def advise(made: Plan) -> str:
-        return (
-            ""
-            if given.nested
-            else nested_launcher.nesting_warning(made, options, call.typed, folder or options.job_workspace)
-        )
+        where = folder or options.job_workspace
+        return "" if given.nested else nested_launcher.nesting_warning(made, options, call.typed, where)
 
     return read_request(call, options, wish, find, advise)
 
@@ -184,9 +181,8 @@ def script_in(folder: Path, script: str) -> str:
     if not path.is_file():
         raise DataError(f"there is no {script} in {top}", "name the script as it is called in the workspace")
     if not path.is_relative_to(top):
-        raise DataError(
-            f"{script} lies outside of the workspace {top}", "nodes get the workspace only: --workspace DIR"
-        )
+        what = f"{script} lies outside of the workspace {top}"
+        raise DataError(what, "nodes get the workspace only: --workspace DIR")
     return str(path.relative_to(top)) if os.path.isabs(script) else script
 
 
@@ -327,9 +323,8 @@ def _follow_started(call: Call, order: RunRequest, engine: Engine, inbox: Inbox,
 def _follow_queued(call: Call, order: RunRequest, engine: Engine, inbox: Inbox, job: str) -> None:
     """Follow a job that has left the queue to its end, and through further starts. Raises the job's error."""
     attach_to(engine, job, exact=True)
-    follow_starts(
-        call, engine, inbox, job, mask(order.secrets.values()), {"logs": logs_to_show(call), "tail": None}, order.grace
-    )
+    hide, request = mask(order.secrets.values()), FollowWanted(logs=logs_to_show(call), tail=None)
+    follow_starts(call, engine, inbox, job, hide, request, order.grace)
 
 
 def follow_starts(
@@ -442,9 +437,8 @@ def follow_to_end(
     if ended_by_others and again(status.job, status.attempt):
         if status.state is not JobState.LOST:
             return True
-        follow.call.note(
-            f"job {status.job} is queued again; {PROGRAM} attach --job {status.job} follows its next start"
-        )
+        later = f"{PROGRAM} attach --job {status.job} follows its next start"
+        follow.call.note(f"job {status.job} is queued again; {later}")
     over()
     _end_command(error, follow)
     return False
@@ -594,9 +588,8 @@ def attach(call: Call) -> None:
     """Follow a job that exists, from its queue on, to its end, as `run` does. Raises the job's error."""
     logs, tail = logs_to_show(call), read_whole_number(call.given.tail, "--tail")
     if tail is not None and (call.given.log_dir or call.given.fetch_logs):
-        raise UsageError(
-            "--tail begins in the middle of a log, and --log-dir writes whole logs", "leave one of them out"
-        )
+        what = "--tail begins in the middle of a log, and --log-dir writes whole logs"
+        raise UsageError(what, "leave one of them out")
     inbox = Inbox()
     with open_engine(call, inbox.put, newest=True) as engine:
         fleet = engine.fleet

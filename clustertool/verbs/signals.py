@@ -36,9 +36,8 @@ class _Count:
         self.working = False  # a verb is running and calls check()
         self.asking = False  # it waits for a password and cannot call check()
         self.job = ""  # the running job, for the last message
-        self.note: Callable[[str], None] = lambda text: print(
-            _with_program_name(text), file=sys.stderr
-        )  # a line for the user
+        # Prints a line for the user.
+        self.note: Callable[[str], None] = lambda text: print(_with_program_name(text), file=sys.stderr)
 
     @property
     def total(self) -> int:
@@ -116,7 +115,6 @@ def _on_signal(number: int, frame: FrameType | None) -> None:
         raise Interrupted("Ctrl+C", _FIX if count.job else "")
     if count.ints >= 3:
         job = f" job {count.job} may still run: {PROGRAM} stop --job {count.job} ends it everywhere." * bool(count.job)
-        os.write(
-            2, _with_program_name(f"\nclustertool: left at once.{job}\nclustertool: exit 130 (tool): Ctrl+C\n").encode()
-        )
+        text = f"\nclustertool: left at once.{job}\nclustertool: exit 130 (tool): Ctrl+C\n"
+        os.write(2, _with_program_name(text).encode())
         os._exit(130)

@@ -125,9 +125,8 @@ def _cancel_by_engine(
 def _show_early(call: Call, answers: ByJob, shown: dict[tuple[str, str], str]) -> None:
     """Print the nodes that are clean while others have not answered, and add their texts to `shown`."""
     for job, nodes in answers.items():
-        texts = {
-            name: stop_text(result) for name, one in nodes.items() if (result := read_result(one, job)) == ENDED_CLEAN
-        }
+        results = {name: read_result(one, job) for name, one in nodes.items()}
+        texts = {name: stop_text(one) for name, one in results.items() if one == ENDED_CLEAN}
         for names, text in gather({name: text for name, text in texts.items() if (job, name) not in shown}):
             call.terminal.line(f"job {job}: {names}: {text}")
         shown.update(((job, name), text) for name, text in texts.items())

@@ -149,9 +149,8 @@ class JobView:
         coordinator = self.status.coordinator
         others = [self.status.nodes.get(node) for node in self.nodes - {coordinator}]
         ends = [node.ended for node in others if node is not None and node.ended is not None]
-        return 0 < len(others) == len(ends) and all(
-            end.state is JobState.LOST and end.node == coordinator for end in ends
-        )
+        lost = [end for end in ends if end.state is JobState.LOST and end.node == coordinator]
+        return 0 < len(others) == len(lost)
 
     def end_by_engine(self, reason: str, t: float) -> list[Item]:
         """Record that the engine has ended the job; mark all other nodes as ended, and return the last lines of their ranks.

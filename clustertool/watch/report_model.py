@@ -237,9 +237,8 @@ def _spans_of_ranks(status: JobStatus, answers: Answers, began: float, last: flo
         for key, process in status.attempts[number].ranks.items():
             if process.node in answers:
                 newest = status.processes.get(key) is process
-                found.setdefault(key, []).extend(
-                    _spans_of_attempt(status, process, answers, began, last if newest else None)
-                )
+                spans = _spans_of_attempt(status, process, answers, began, last if newest else None)
+                found.setdefault(key, []).extend(spans)
     for key, process in status.processes.items():
         if process.state is RankState.LOST and key not in found:  # from its last output until it was given up
             start = _job_start(status, process, began)

@@ -186,11 +186,8 @@ class TopModel:
         """
         places = sorted(self.devices, key=lambda name: self._place[name])
         there = {rank.node for rank in self.processes("rank", text)} if text else set()
-        nodes = {
-            name: self.devices[name]
-            for name in places
-            if name in there or _filter_finds_node(name, self.devices[name], text)
-        }
+        chosen = [name for name in places if name in there or _filter_finds_node(name, self.devices[name], text)]
+        nodes = {name: self.devices[name] for name in chosen}
         rows = [card for found in nodes.values() for card in found]
         if len(rows) > room:
             rows = [_combine_devices(found, _models_text(found)) for found in nodes.values()]

@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
-from clustertool.cli.launchers.foreign_options import command, meeting, named_nodes, on_each_node, read, wish
+from clustertool.cli.launchers.foreign_options import meeting, named_nodes, on_each_node, read, wish
 from clustertool.cli.launchers.launcher_flags import FLAGS, LAUNCHERS, Flag, Launch
 from clustertool.errors import UsageError
+from clustertool.model.config.job import started_by
 from clustertool.verbs.clusterrun import OWN
 
 DOCUMENT = Path(__file__).resolve().parents[2] / "docs/coming-from-fleetrun.md"
@@ -275,7 +276,7 @@ STARTED = [
 @pytest.mark.parametrize(("line", "argv"), STARTED)
 def test_what_is_started(line: str, argv: tuple[str, ...]) -> None:
     found = launch(line)
-    assert command(found, found.arguments) == argv
+    assert started_by(found.how, found.arguments) == argv
 
 
 # -- the old paddle.py -----------------------------------------------------------------------------------------------------

@@ -21,7 +21,6 @@ from clustertool.cli.options import FLAG, MANY, Opt
 from clustertool.cli.parser import did_you_mean, following, split
 from clustertool.cli.shared_options import NODES, RUN, VERBOSE
 from clustertool.errors import UsageError
-from clustertool.model.config.job import started_by
 from clustertool.model.joining.typed_meeting import TypedMeeting
 from clustertool.model.planning import shell_variables
 
@@ -153,9 +152,8 @@ def begins_meeting(launch: Launch, known: bool) -> bool:
 
     known: see meeting().
     """
-    return not (launch.total or names_nodes(launch, known)) and join_options.is_first_of_meeting(
-        launch.join, launch.nodes
-    )
+    first = join_options.is_first_of_meeting(launch.join, launch.nodes)
+    return first and not (launch.total or names_nodes(launch, known))
 
 
 def notes(launch: Launch, known: bool, joins: bool) -> list[str]:
@@ -185,11 +183,6 @@ def on_each_node(argv: Sequence[str], own: Sequence[Opt], address: str, nodes: i
     return [*kept, *(found.script or ())]
 
 
-def command(launch: Launch, arguments: tuple[str, ...]) -> tuple[str, ...]:
-    """Build the command that starts a script with its arguments in the way of the options (-m, --no-python, --run-path)."""
-    return started_by(launch.how, arguments)
-
-
 def names_nodes(launch: Launch, known: bool) -> bool:
     """Check whether the options or, by `known`, conf.py name the nodes, so that this command starts all of them."""
     return bool(launch.alone or launch.listed or launch.included or named_nodes(launch) or launch.old or known)
@@ -197,10 +190,8 @@ def names_nodes(launch: Launch, known: bool) -> bool:
 
 def spellings() -> dict[str, Opt]:
     """Map every spelling of clusterrun's options, with dashes, to an Opt, for completion."""
-    return {
-        name: _as_option(one) if isinstance(one, Flag) else one
-        for name, one in _options_by_spelling(FLAGS, OWN).items()
-    }
+    known = _options_by_spelling(FLAGS, OWN)
+    return {name: _as_option(one) if isinstance(one, Flag) else one for name, one in known.items()}
 
 
 def _as_option(flag: Flag) -> Opt:
@@ -302,9 +293,8 @@ def _combine_options(launch: Launch) -> None:
     if any(launch.options.get(name) for name in _PS):
         launch.implied = "ps"
     if launch.elastic and launch.total:
-        raise UsageError(
-            "-np counts the trainers of all nodes, which an elastic job does not know", "--nproc-per-node N"
-        )
+        what = "-np counts the trainers of all nodes, which an elastic job does not know"
+        raise UsageError(what, "--nproc-per-node N")
     named_by = launch.listed_by or ("--hostfile" if launch.options.get("hostfile") else "")
     if launch.alone and named_by:
         raise UsageError(f"--standalone is this machine alone, {named_by} names nodes", "give one of them")

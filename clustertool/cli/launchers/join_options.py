@@ -142,9 +142,8 @@ def _machine_index(text: str, nodes: int) -> int | None:
         return None
     index = whole(text, 0, MOST_MACHINES)
     if index is None or index >= nodes:
-        raise UsageError(
-            f"--rank {text!r}: the {nodes} machines are 0 to {nodes - 1}", "number them, or leave --rank out"
-        )
+        what = f"--rank {text!r}: the {nodes} machines are 0 to {nodes - 1}"
+        raise UsageError(what, "number them, or leave --rank out")
     return index
 
 
@@ -164,9 +163,8 @@ def _rendezvous_settings(text: str) -> list[tuple[str, str]]:
     for item in filter(None, (part.strip() for part in text.split(","))):
         key, equals, value = item.partition("=")
         if not equals or not key.strip() or not value.strip():
-            raise UsageError(
-                f"--rdzv-conf {item!r} is not valid", "write key=value, with commas between: join_timeout=60"
-            )
+            fix = "write key=value, with commas between: join_timeout=60"
+            raise UsageError(f"--rdzv-conf {item!r} is not valid", fix)
         found.append((key.strip(), value.strip()))
     return found
 

@@ -414,20 +414,8 @@ def _effect(option: str, effect: str, here: str) -> str | Effect:
 _EFFECTS: dict[str, Effect] = {
     function.__name__[1:]: function
     for function in (
-        *(
-            _nnodes,
-            _elastic_server,
-            _ips,
-            _hosts,
-            _include,
-            _exclude,
-            _total,
-            _start_port,
-            _log_dir,
-            _run_mode,
-            _job_id,
-        ),
-        *(_backend, _elastic_level, _log_level, _alone, _tee, _virtual),
+        *(_nnodes, _elastic_server, _ips, _hosts, _include, _exclude, _total, _start_port),
+        *(_log_dir, _run_mode, _job_id, _backend, _elastic_level, _log_level, _alone, _tee, _virtual),
     )
 }
 FLAGS = tuple(map(_read_flag, re.sub(r"\n +", " ", _TABLE.strip()).splitlines()))

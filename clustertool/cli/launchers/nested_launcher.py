@@ -19,7 +19,7 @@ from pathlib import Path
 
 from clustertool.cli.launchers import foreign_options
 from clustertool.errors import UsageError
-from clustertool.model.config.job import Options
+from clustertool.model.config.job import Options, started_by
 from clustertool.model.planning.plan import Plan
 
 # A launcher; where its number of processes is: in the options of clusterrun, which has them too (own), or in options that count
@@ -202,7 +202,7 @@ def _parse_familiar(shown: str, arguments: list[str]) -> Inner:
         return Inner(shown, (), ())
     meets = {"master", "rdzv_endpoint"} & launch.typed.keys() and launch.nodes and launch.nodes[1] > 1
     options = [(f"--{name}", each) for name, value in launch.options.items() for each in _option_values(value)]
-    program = foreign_options.command(launch, launch.arguments)
+    program = started_by(launch.how, launch.arguments)
     if program[:2] == ("python3", "-u") and launch.arguments[0].endswith(".py"):
         program = launch.arguments
     return Inner(shown, tuple(options), program, joins=bool(meets) or len(launch.listed) > 1)
@@ -247,14 +247,12 @@ def _right_command(inner: Inner, made: Plan, options: Options, typed: Sequence[s
     if options.host_counts:  # -np, or slots of -H: clusterrun refuses another number
         inner = replace(inner, options=tuple(option for option in inner.options if option[0] != "--nproc-per-node"))
     if options.script:
-        return _quoted_line(
-            _without_options(typed, inner), [*_typed_options(inner), "--script", shlex.join(inner.program)]
-        )
+        return _command_line(typed, inner, ["--script", shlex.join(inner.program)])
     if options.command:  # clusterrun's, behind its options
         added = 3 if options.command[:3] == _AS_MODULE else 0  # by clusterrun, in front of what was typed
         outer = list(typed[: len(typed) - len(options.command) + added])
         outer = [text for text in outer if text.replace("_", "-") not in (*_HOW, "--")]
-        return _quoted_line(_without_options(outer, inner), [*_typed_options(inner), *inner.program])
+        return _command_line(outer, inner, inner.program)
     python = ["python3", "-u"] if inner.program[0].endswith(".py") else []
     number = dict(inner.options).get("--nproc-per-node", "")
     per_node = f", per_node = {number}" if number.isdecimal() else ""
@@ -281,17 +279,17 @@ def _without_options(typed: Sequence[str], inner: Inner) -> list[str]:
     return kept
 
 
-def _quoted_line(outer: Sequence[str], rest: Sequence[str]) -> str:
-    """Quote `outer` and `rest` as a command line for a shell, with *** for the values of --env in `outer`.
+def _command_line(outer: Sequence[str], inner: Inner, program: Sequence[str]) -> str:
+    """Quote a command line for a shell: `outer` without the launcher's options, these options, and the program.
 
-    They may be secret.
+    Values of --env in `outer` become ***: they may be secret.
     """
     shown, before = [], ""
-    for text in outer:
+    for text in _without_options(outer, inner):
         flag, _, pair = (
             text.partition("=") if text.startswith("--env=") else ("", "", text if before == "--env" else "")
         )
         hidden = f"{pair.partition('=')[0]}=***" if pair else text
         shown.append(f"{flag}={hidden}" if flag else hidden)
         before = text
-    return shlex.join([*shown, *rest])
+    return shlex.join([*shown, *_typed_options(inner), *program])

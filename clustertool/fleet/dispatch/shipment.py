@@ -140,9 +140,8 @@ class Shipment:
             what = "a node does not have files of an earlier dispatch any more, which are not in the workspace now"
             return DispatchError(what, "run it again: all files are packed anew")
         names = ", ".join(map(repr, changed[:5]))
-        return WorkspaceChanged(
-            f"{names} changed while it was sent", "run it again when nothing writes to the workspace"
-        )
+        fix = "run it again when nothing writes to the workspace"
+        return WorkspaceChanged(f"{names} changed while it was sent", fix)
 
 
 class RemoteShipment:

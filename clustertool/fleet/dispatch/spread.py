@@ -219,9 +219,8 @@ class Spread:
     def _relay_error(self, node: int, message: RelayFailed | RelayGone) -> ClustertoolError:
         """Build the error of a node whose relay has failed or ended."""
         if message["type"] == "relay-gone":
-            return self._run_again_error(
-                node, f"its relay has gone{': ' + message['why'] if message.get('why') else ''}"
-            )
+            why = f": {message['why']}" if message.get("why") else ""
+            return self._run_again_error(node, f"its relay has gone{why}")
         if message.get("kind") == "InternalError":
             return InternalError(message["what"], "", self._fleet.name(node))
         kind = message.get("kind", "DispatchError")

@@ -38,9 +38,8 @@ LOGS, RESULTS = "logs of jobs", "results of jobs"
 _TOP = {"output": RESULTS, "log": LOGS}
 _GIT = "git -c core.fsmonitor=false ls-files -z --".split()  # a configuration of the workspace starts no program
 _GIT_TIME = 20.0  # seconds
-_FETCHED = re.compile(
-    r"JOB\d{8}-\d{6}-[a-z2-7]{4}(-\d+)?"
-)  # what `fetch` and --log-dir write, unless another folder is named
+# What `fetch` and --log-dir write, unless another folder is named.
+_FETCHED = re.compile(r"JOB\d{8}-\d{6}-[a-z2-7]{4}(-\d+)?")
 # Not sent unless a line of .clusterignore takes them (decision 72); files that begin as a private key, too.
 PRIVATE_KEY, CREDENTIALS = "private key", "credentials"
 _FILES = {**dict.fromkeys(("id_rsa", "id_dsa", "id_ecdsa", "id_ed25519"), PRIVATE_KEY), ".netrc": CREDENTIALS}
@@ -146,9 +145,8 @@ def read_workspace(top: Path, ignore_from: Sequence[str] = ()) -> Workspace:
         crew, walk = _Readers(pool), _Walk(top, ignore_from)
         found = sorted(walk.tree(crew))
         read: dict[str, bytes] = {}
-        chunks, read_infos = _read_digests(
-            walk, [(path, info) for path, info in found if stat.S_ISREG(info.st_mode)], crew, read
-        )
+        files = [(path, info) for path, info in found if stat.S_ISREG(info.st_mode)]
+        chunks, read_infos = _read_digests(walk, files, crew, read)
         _require_readable(walk.problems)
         entries, times = [], {}
         vanished = {left.path for left in walk.left_out if left.why == VANISHED}
@@ -160,9 +158,8 @@ def read_workspace(top: Path, ignore_from: Sequence[str] = ()) -> Workspace:
                     times[path] = info.st_mtime_ns
         _require_readable(walk.problems)
     left_out = tuple(sorted(walk.left_out, key=lambda left: left.path))
-    return Workspace(
-        top, tuple(entries), left_out, times, chunks, read, tuple(sorted(walk.unsure)), tuple(sorted(walk.grown))
-    )
+    unsure, grown = tuple(sorted(walk.unsure)), tuple(sorted(walk.grown))
+    return Workspace(top, tuple(entries), left_out, times, chunks, read, unsure, grown)
 
 
 def _require_readable(problems: Mapping[str, str]) -> None:
@@ -355,9 +352,8 @@ class _Walk:
         self._others: dict[str, list[tuple[str, IgnoreLines]]] = {}
         self._repositories: set[str] = set()  # below: the files above them have no meaning there
         self._prefix = self._read_above() if ignore_from else ""
-        self._code: dict[
-            str, set[str] | None
-        ] = {}  # folder of jobs that has code: what is sent of it; None: all but logs
+        # Folder of jobs that has code -> what is sent of it; None: all but logs.
+        self._code: dict[str, set[str] | None] = {}
 
     def place(self, path: str) -> bytes:
         """Return the path on the disk of a path of the workspace."""
@@ -453,9 +449,8 @@ class _Walk:
         path = folder + os.fsdecode(entry.name)
         is_dir = entry.is_dir(follow_symlinks=False)
         info = entry.stat(follow_symlinks=False)
-        why = self._reason_to_leave_out(entry, path, is_dir, folder == "") or _NOT_SENT.get(
-            stat.S_IFMT(info.st_mode), ""
-        )
+        why = self._reason_to_leave_out(entry, path, is_dir, folder == "")
+        why = why or _NOT_SENT.get(stat.S_IFMT(info.st_mode), "")
         if why:
             self.left_out.append(LeftOut(path + "/" * is_dir, why, _size(entry.path, info)))
             return
@@ -543,9 +538,8 @@ def _read_lines(file: Path) -> IgnoreLines:
     """Read the lines of an ignore file, none where there is none. Raises OSError."""
     if not os.path.isfile(file):
         return IgnoreLines()
-    return IgnoreLines(
-        os.fsdecode(file.read_bytes().removeprefix(codecs.BOM_UTF8)).splitlines()
-    )  # names as of the disk
+    text = os.fsdecode(file.read_bytes().removeprefix(codecs.BOM_UTF8))  # names as of the disk
+    return IgnoreLines(text.splitlines())
 
 
 def _size(path: bytes, info: os.stat_result) -> int:

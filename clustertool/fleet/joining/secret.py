@@ -128,10 +128,8 @@ def _require_strong(text: str, source: str) -> str:
         what = f"the secret in {source} is empty, or has blanks or characters that are not ASCII"
         raise UsageError(what, _FIX)
     if bits(text) < BITS or len(set(text)) < _LEAST_DIFFERENT:
-        what = (
-            f"the secret in {source} is too short: it needs at least {BITS} random bits (26 random letters and digits)"
-        )
-        raise UsageError(what, _FIX)
+        needed = f"at least {BITS} random bits (26 random letters and digits)"
+        raise UsageError(f"the secret in {source} is too short: it needs {needed}", _FIX)
     return text
 
 

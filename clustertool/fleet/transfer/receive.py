@@ -155,9 +155,8 @@ class NodeFolder:
             copy = _Copy(self, stage)
             copied = Copied(each([entry], lambda one: copy.file(one, [flat]), check=check).all()[0], 1)
         if not stat.S_ISREG(os.lstat(stage / flat).st_mode):
-            raise BadAnswer(
-                f"it has sent {entry.path!r}, which is no file", "check that node", self.fleet.name(self.node)
-            )
+            what = f"it has sent {entry.path!r}, which is no file"
+            raise BadAnswer(what, "check that node", self.fleet.name(self.node))
         return copied
 
 
