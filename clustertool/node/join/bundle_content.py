@@ -91,9 +91,11 @@ class BundleContent:
                 nvml.keep_module(digest, self._content(NVML + digest))
 
     def _names(self) -> List[str]:
+        """List the names of the files in the bundle."""
         return self._in_archive(lambda archive: archive.namelist())
 
     def _content(self, name: str) -> bytes:
+        """Return the content of a file in the bundle."""
         return self._in_archive(lambda archive: archive.read(name))
 
     def _in_archive(self, read: Callable[[zipfile.ZipFile], T]) -> T:

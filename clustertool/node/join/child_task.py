@@ -64,6 +64,7 @@ class ChildTask:
         os.set_blocking(self._answer, False)
 
     def fileno(self) -> int:
+        """Return the descriptor of the answer."""
         return self._answer
 
     def reply(self) -> Optional[Reply]:

@@ -54,14 +54,14 @@ class EpochLoop:
         if node.join.job.elastic.server.present and (place.address or not node.join.typed):
             node.store = StoreMeeting(node.join, own_incarnation())
         try:
-            code, final = self._epochs(place)
+            code, final = self._run_epochs(place)
             over = code if final else None
             return code
         finally:
             if node.store is not None:
                 node.store.close(over)
 
-    def _epochs(self, place: MemberPlace) -> Tuple[int, bool]:
+    def _run_epochs(self, place: MemberPlace) -> Tuple[int, bool]:
         """Coordinate or join one epoch after the other, until the job ends or this member leaves it.
 
         Returns the exit code, and whether it is the job's: this member coordinated the last epoch, and no other start follows.
@@ -93,7 +93,7 @@ class EpochLoop:
                 if node.spec["node"] in end.left:
                     if node.store is not None and place.address:
                         self._hand_over(node.store, end)
-                    node.over(Outcome(JobState.STOPPED, end.code, "tool", end.why))
+                    node.record_outcome(Outcome(JobState.STOPPED, end.code, "tool", end.why))
                     return end.code, False
 
     def _after_epoch(self, end: EpochEnd, spec: Spec, address: str) -> MemberPlace:
@@ -118,8 +118,8 @@ class EpochLoop:
     def _take_next(self, store: StoreMeeting, place: MemberPlace) -> MemberPlace:
         """Campaign in the store for the next epoch, as the coordinator of the last one or of the start.
 
-        Returns this member's place. Its address is "" if another member coordinates the epoch. Raises NodeLost where the store
-        is not reached at the start.
+        Returns this member's place. Its address is "" if another member coordinates the epoch, or if this one has lost its
+        lease and gives up. Raises NodeLost where the store is not reached at the start.
         """
         if self._node.known >= 0 and not self._continues:  # its lease has ended: other members may be quicker
             store.give_up()

@@ -41,7 +41,7 @@ _CLOSE = 2.0
 
 
 class Won(NamedTuple):
-    """The epoch that this member coordinates.
+    """An epoch that this member has won in the store, so that it coordinates it.
 
     before: nodes that may have ranks of earlier epochs. at: when it was won. place: where it listens. previous: the attempt
     that the store had before, -1 if none. former: its coordinator.
@@ -127,7 +127,7 @@ class StoreMeeting:
         return MeetingPoint(record.address, record.port, record.member) if there else None
 
     @property
-    def holds(self) -> bool:
+    def owns_epoch(self) -> bool:
         """Whether this member coordinates the epoch that it has won: no other one can have taken a later epoch."""
         view = self.view
         until = view.valid_until or view.won_at + rules.ttl(self._join.cluster.loss_timeout)
@@ -421,6 +421,7 @@ class StoreKeeper:
         self.view = self.view._replace(standing=Standing.OVER)
 
     def close(self) -> None:
+        """Close the connection to the store."""
         self._client.close()
 
     def _read_content(self) -> StoreContent:
@@ -504,7 +505,7 @@ class StoreKeeper:
 
     def _keep_presence(self) -> None:
         """Renew the lease of the presence; forget it if it has ended."""
-        if self._lease and self._client.keep(self._lease):
+        if self._lease and self._client.renew(self._lease):
             self._lease_until = self._client.sent_at + self._ttl
         else:
             self._lease = 0
@@ -523,7 +524,7 @@ class StoreKeeper:
         """
         now = boottime()
         if not self._archive or now - self._archived_at >= _RENEWAL:
-            if not (self._archive and self._client.keep(self._archive)):
+            if not (self._archive and self._client.renew(self._archive)):
                 self._archive = self._client.grant(ARCHIVE)
             self._archived_at = now
         return self._archive

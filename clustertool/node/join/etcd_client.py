@@ -35,7 +35,10 @@ Json = Dict[str, object]
 
 
 class EtcdError(Exception):
-    """The text states the server and what happened. `final`: the server has refused the request itself."""
+    """The error of a request to etcd, whose text states the server and what happened.
+
+    `final`: the server has refused the request itself, so no other server is tried.
+    """
 
     def __init__(self, text: str, final: bool = False) -> None:
         super().__init__(text)
@@ -43,7 +46,7 @@ class EtcdError(Exception):
 
 
 class EtcdAccess(NamedTuple):
-    """urls: https://host:port, http://host:port or etcd://host:port.
+    """The way to the servers of etcd. urls: https://host:port, http://host:port or etcd://host:port.
 
     user: "" for none. ca: certificates in PEM that sign those of the servers; "" for the system's.
     """
@@ -63,6 +66,8 @@ class KeyValue(NamedTuple):
 
 
 class Put(NamedTuple):
+    """A key to write, with its value and its lease, 0 for none."""
+
     key: str
     value: bytes
     lease: int = 0
@@ -77,6 +82,8 @@ class Unchanged(NamedTuple):
 
 
 class _Server(NamedTuple):
+    """The URL of a server, and its parts."""
+
     url: str
     host: str
     port: int
@@ -84,7 +91,7 @@ class _Server(NamedTuple):
 
 
 class EtcdClient:
-    """A connection to one of several servers of etcd. Raises EtcdError, here for a wrong URL or CA.
+    """A connection to one of several servers of etcd. The constructor raises EtcdError for a wrong URL or CA.
 
     `patience`: seconds for a TCP connection, and for the rest of a request. sent_at: when the request was sent whose answer
     came last, by CLOCK_BOOTTIME. cluster: the id of the servers' cluster, once it is known.
@@ -93,10 +100,10 @@ class EtcdClient:
     def __init__(self, access: EtcdAccess, patience: Tuple[float, float]) -> None:
         self.sent_at = 0.0
         self._access, self._patience = access, patience
-        self._servers = [_server(url) for url in access.urls]
+        self._servers = [_parse_url(url) for url in access.urls]
         if not self._servers:
             raise EtcdError("no URL of etcd is given")
-        self._tls = _context(access.ca) if any(server.tls for server in self._servers) else None
+        self._tls = _create_context(access.ca) if any(server.tls for server in self._servers) else None
         self._token: Optional[str] = None if access.user else ""
         self._connection: Optional[http.client.HTTPConnection] = None
         self.cluster = ""
@@ -105,12 +112,12 @@ class EtcdClient:
         """Read the keys at one moment, by a linearizable read, and return their values in order. None: there is no such key."""
         ranges = [{"request_range": {"key": _text64(key)}} for key in keys]
         answer = self._call("kv/txn", {"success": ranges})
-        return [_pair(one, "response_range") for one in _objects(answer, "responses", len(keys))]
+        return [_read_pair(one, "response_range") for one in _read_objects(answer, "responses", len(keys))]
 
     def change(self, unchanged: Sequence[Unchanged], puts: Sequence[Put]) -> bool:
         """Write keys at one moment if all conditions are met. False: one of them is not."""
         done = [{"request_put": {"key": _text64(p.key), "value": _bytes64(p.value), "lease": p.lease}} for p in puts]
-        answer = self._call("kv/txn", {"compare": [_compare(one) for one in unchanged], "success": done})
+        answer = self._call("kv/txn", {"compare": [_build_condition(one) for one in unchanged], "success": done})
         succeeded = answer.get("succeeded", False)
         if type(succeeded) is not bool:
             raise EtcdError(f"{self._servers[0].url}: an answer that is not valid", True)
@@ -119,15 +126,15 @@ class EtcdClient:
     def grant(self, seconds: int) -> int:
         """Create a lease for `seconds`, and return its id. etcd may keep it for longer, never for less."""
         answer = self._call("lease/grant", {"TTL": seconds})
-        number = _whole(answer, "ID")
-        if number <= 0 or _whole(answer, "TTL") < seconds:
+        number = _read_number(answer, "ID")
+        if number <= 0 or _read_number(answer, "TTL") < seconds:
             raise EtcdError(f"{self._servers[0].url}: a lease that is shorter than requested", True)
         return number
 
-    def keep(self, lease: int) -> bool:
+    def renew(self, lease: int) -> bool:
         """Renew a lease. False: it has ended."""
         result = self._call("lease/keepalive", {"ID": lease}).get("result")
-        return isinstance(result, dict) and _whole(result, "TTL") > 0
+        return isinstance(result, dict) and _read_number(result, "TTL") > 0
 
     def revoke(self, lease: int) -> None:
         """End a lease now; its keys are removed. One that has ended before is no error."""
@@ -138,6 +145,7 @@ class EtcdClient:
                 raise
 
     def close(self) -> None:
+        """Close the connection, if there is one."""
         if self._connection:
             self._connection.close()
         self._connection = None
@@ -188,7 +196,7 @@ class EtcdClient:
         self._token = token
 
     def _exchange(self, path: str, message: Mapping[str, object]) -> Json:
-        """Send a request to the first server, and return its answer; open a connection that it has closed meanwhile once more.
+        """Send a request to the first server, and return its answer; connect once more if an open connection was closed.
 
         Raises EtcdError for a failed connection, an answer that is an error, and a server of another cluster.
         """
@@ -203,12 +211,12 @@ class EtcdClient:
                     raise
                 self.close()
                 status, data, sent_at = self._request(server, path, body, end)
-            answer = _parse(data, status)
+            answer = _parse_answer(data, status)
         except ssl.SSLCertVerificationError as error:
             text = f"{server.url}: its certificate is not accepted: {error.verify_message}"
             raise self._close_with_error(text) from None
         except _BROKEN as error:
-            raise self._close_with_error(f"{server.url}: {_reason(error)}") from None
+            raise self._close_with_error(f"{server.url}: {_describe_failure(error)}") from None
         _require_success(server.url, answer, status)
         self._require_cluster(server.url, answer)
         self.sent_at = sent_at
@@ -267,7 +275,7 @@ class EtcdClient:
 
 
 class _TokenError(EtcdError):
-    """The token of the request is missing or not valid any more."""
+    """The error for a token of a request that is missing or not valid any more."""
 
 
 class _TimedSocket(socket.socket):
@@ -276,14 +284,16 @@ class _TimedSocket(socket.socket):
     end = 0.0
 
     def recv_into(self, *args: Any) -> int:
-        self._limit()
+        """Receive as socket.recv_into(), until `end` at the latest."""
+        self._set_timeout()
         return super().recv_into(*args)
 
     def sendall(self, *args: Any) -> None:
-        self._limit()
+        """Send as socket.sendall(), until `end` at the latest."""
+        self._set_timeout()
         super().sendall(*args)
 
-    def _limit(self) -> None:
+    def _set_timeout(self) -> None:
         """Set the timeout to the time until `end`. Raises socket.timeout if none is left."""
         left = self.end - time.monotonic()
         if left <= 0:
@@ -292,10 +302,10 @@ class _TimedSocket(socket.socket):
 
 
 class _TimedTls(_TimedSocket, ssl.SSLSocket):
-    """The same with TLS."""
+    """A _TimedSocket with TLS."""
 
 
-def _server(url: str) -> _Server:
+def _parse_url(url: str) -> _Server:
     """Parse the URL of a server. Raises EtcdError."""
     try:
         parts = urlsplit(url)
@@ -307,7 +317,7 @@ def _server(url: str) -> _Server:
     return _Server(url, host, port, parts.scheme == "https")
 
 
-def _context(ca: str) -> ssl.SSLContext:
+def _create_context(ca: str) -> ssl.SSLContext:
     """Create the TLS context. With a CA, only certificates that it has signed are accepted. Raises EtcdError for a wrong CA."""
     try:
         made = ssl.create_default_context(cadata=ca or None)
@@ -317,7 +327,7 @@ def _context(ca: str) -> ssl.SSLContext:
     return made
 
 
-def _parse(data: bytes, status: int) -> Json:
+def _parse_answer(data: bytes, status: int) -> Json:
     """Parse the JSON object of an answer. Raises ValueError if it is none. status: of HTTP."""
     try:
         answer = json.loads(data)
@@ -347,7 +357,7 @@ def _require_success(url: str, answer: Json, status: int) -> None:
     raise EtcdError(f"{url}: {clean}", code in _FINAL)
 
 
-def _reason(error: BaseException) -> str:
+def _describe_failure(error: BaseException) -> str:
     """Describe an error of a connection in at most 200 printable characters."""
     if isinstance(error, socket.timeout):
         return "no answer in time"
@@ -357,16 +367,16 @@ def _reason(error: BaseException) -> str:
     return "".join(char if char.isprintable() else "?" for char in text[:_LONGEST])
 
 
-def _compare(one: Unchanged) -> Json:
+def _build_condition(one: Unchanged) -> Json:
     """Build the JSON of a condition."""
     target, field = ("CREATE", "create_revision") if one.created else ("MOD", "mod_revision")
     return {"key": _text64(one.key), "target": target, "result": "EQUAL", field: one.revision}
 
 
-def _pair(response: Mapping[str, object], kind: str) -> Optional[KeyValue]:
+def _read_pair(response: Mapping[str, object], kind: str) -> Optional[KeyValue]:
     """Return the first key and value in a response of this kind, None if it has none. Raises EtcdError."""
     found = response.get(kind)
-    pairs = _objects(found, "kvs") if isinstance(found, dict) else []
+    pairs = _read_objects(found, "kvs") if isinstance(found, dict) else []
     if not pairs:
         return None
     pair = pairs[0]
@@ -377,10 +387,10 @@ def _pair(response: Mapping[str, object], kind: str) -> Optional[KeyValue]:
         data = None
     if data is None:
         raise EtcdError("an answer of etcd with a value that is not valid", True)
-    return KeyValue(data, *(_whole(pair, name) for name in ("create_revision", "mod_revision")))
+    return KeyValue(data, *(_read_number(pair, name) for name in ("create_revision", "mod_revision")))
 
 
-def _objects(answer: Mapping[str, object], name: str, count: int = -1) -> List[Json]:
+def _read_objects(answer: Mapping[str, object], name: str, count: int = -1) -> List[Json]:
     """Return the list of objects in a field, [] without the field. Raises EtcdError. count: how many there must be, -1: any."""
     found = answer.get(name, [])
     if not isinstance(found, list) or not all(isinstance(one, dict) for one in found) or count not in (-1, len(found)):
@@ -388,7 +398,7 @@ def _objects(answer: Mapping[str, object], name: str, count: int = -1) -> List[J
     return found
 
 
-def _whole(answer: Mapping[str, object], name: str) -> int:
+def _read_number(answer: Mapping[str, object], name: str) -> int:
     """Return a number of 64 bits, which the gateway writes as a text; 0 if the field is missing. Raises EtcdError."""
     value = answer.get(name, 0)
     if isinstance(value, str) and value.isascii() and value.isdecimal() and len(value) < 20:
@@ -399,8 +409,10 @@ def _whole(answer: Mapping[str, object], name: str) -> int:
 
 
 def _text64(text: str) -> str:
+    """Encode a text in base64."""
     return _bytes64(text.encode())
 
 
 def _bytes64(data: bytes) -> str:
+    """Encode bytes in base64."""
     return b64encode(data).decode()

@@ -104,7 +104,7 @@ class JoinCoordinator:
             if self._node.stopped is not None:
                 self._decide(decisions.Signalled(self._node.stopped))
             store = self._node.store
-            if store is not None and self._result is None and not self._state.ended and not store.holds:
+            if store is not None and self._result is None and not self._state.ended and not store.owns_epoch:
                 self._resign()
                 break
             self._decide(decisions.Tick(boottime()))
@@ -169,7 +169,7 @@ class JoinCoordinator:
         if kind == "offer":
             offer = read_offer(message)
             if offer.job not in ("", self._join.identity.job_id):
-                self._act(decisions.Refuse(connection, other_job(offer, self._join.identity.job_id)))
+                self._execute(decisions.Refuse(connection, other_job(offer, self._join.identity.job_id)))
                 return None
             if self._state.phase == "gathering" and not self._ensure_number_above(offer.epoch):
                 return None
@@ -225,9 +225,9 @@ class JoinCoordinator:
         """Pass an event to decide(), and execute the actions that it returns."""
         self._state, actions = decisions.decide(self._state, event)
         for action in actions:
-            self._act(action)
+            self._execute(action)
 
-    def _act(self, action: decisions.Action) -> None:
+    def _execute(self, action: decisions.Action) -> None:
         """Execute an action of decide()."""
         if isinstance(action, decisions.Refuse):
             self._report.warning(f"refused: {action.error.what}")
@@ -235,7 +235,7 @@ class JoinCoordinator:
         elif isinstance(action, decisions.Drop):
             self._members.close(action.connection)
         elif isinstance(action, decisions.Wait):
-            self._wait(action)
+            self._report_waiting(action)
         elif isinstance(action, decisions.Number):
             self._order = action.order
             self._node.all_have_joined()
@@ -257,7 +257,7 @@ class JoinCoordinator:
         else:
             self._abort(action.error)
 
-    def _wait(self, action: decisions.Wait) -> None:
+    def _report_waiting(self, action: decisions.Wait) -> None:
         """Report how many machines have joined and which are missing, here and to each one that has joined."""
         join, present, missing = self._join, action.present, list(action.missing)
         wanted = min(join.nnodes, join.job.elastic.maximum or join.nnodes)  # for so many the job waits at first
@@ -356,11 +356,11 @@ class JoinCoordinator:
         facts = {node: made.facts for node, made in enumerate(self._made.nodes)}
         if not (release and workspace_relay.receivers(facts, release)):
             return decisions.Planned()
-        self._request = workspace_relay.request_of(self._node.root, release)
+        self._request = workspace_relay.build_request(self._node.root, release)
         return decisions.Planned(fetch=True)
 
     def _await_workspace(self) -> None:
-        """Decide on the plan once the laptop has sent the workspace, or on the error; do nothing in other phases."""
+        """Decide on the plan once the laptop has sent the workspace, or on the error; do nothing before and in other phases."""
         if self._state.phase != "awaiting":
             return
         try:
@@ -508,7 +508,7 @@ class JoinCoordinator:
         self._report.failed(error)
         self._members.end({"type": "abort", "errors": error_rows(error)}, _LAST_MESSAGE, until_closed=True)
         self._node.undo()
-        self._node.fail(error, coordinates=True)
+        self._node.record_error(error, coordinates=True)
         if self._state.elastic is not None and not self._join.of_engine.keep_bundle:
             self._node.remove_bundle()  # it was kept so far
         self._node.leave_allocation(End(silent=silent))
@@ -546,6 +546,7 @@ class JoinMembers:
         self._beat_at = 0.0
 
     def wires(self) -> List[FileDescriptorLike]:
+        """List the descriptors that wake turn()."""
         return [*(self._listener.wires() if self._listener else []), *self._links.values()]
 
     def turn(self, ready: Set[int]) -> Iterator[Arrived]:
@@ -593,6 +594,7 @@ class JoinMembers:
             wire.send(dict(message))
 
     def send_all(self, message: Mapping[str, object]) -> None:
+        """Send a message to all connections."""
         for connection in self._links:
             self.send(connection, message)
 

@@ -29,7 +29,7 @@ _WHY = "it was deleted, evicted or preempted, its machine shuts down, or another
 
 
 class JoinEngine:
-    """This class stands for a user, the subclasses for engines.
+    """The starter of the joining processes, with what it decides on their machines: this class a user, subclasses engines.
 
     removes_bundle: the coordinator removes the bundle. A Secret cannot be removed from a pod.
     """
@@ -58,6 +58,8 @@ class JoinEngine:
 
 
 class _Slurm(JoinEngine):
+    """Slurm as the starter of the joining processes."""
+
     removes_bundle = True
 
     def with_address(self, join: JoinFile) -> JoinFile:
@@ -79,6 +81,8 @@ class _Slurm(JoinEngine):
 
 
 class _Kubernetes(JoinEngine):
+    """Kubernetes as the starter of the joining processes."""
+
     def run(self, join: JoinFile, work: Callable[[JoinReport], int], report: JoinReport) -> int:
         """Run the joining process as the child of the first process of a pod, with its reports to that one.
 
@@ -97,6 +101,7 @@ class _Kubernetes(JoinEngine):
             raise PreflightError(f"{path} is a file that other users can change", "mount the Secret of the job there")
 
     def root_group(self, join: JoinFile) -> str:
+        """Return IN_POD: in a pod, ROOT_DIR_GROUP has no meaning."""
         return IN_POD
 
     def with_address(self, join: JoinFile) -> JoinFile:
@@ -111,6 +116,7 @@ class _Kubernetes(JoinEngine):
         return replace(join, coordinator=replace(join.coordinator, host=host))
 
     def allocation(self, join: JoinFile) -> Allocation:
+        """Create the allocation that stands for the pod."""
         return _PodAllocation()
 
 

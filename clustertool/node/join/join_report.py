@@ -60,9 +60,11 @@ class JoinReport:
         self._write("waiting", text, present=present, nnodes=nnodes, missing=list(missing), coordinator=where)
 
     def retry(self, where: str, why: str) -> None:
+        """Report that there is no connection to the coordinator so far."""
         self._write("retry", f"no connection to the coordinator {where} so far: {why}", coordinator=where, why=why)
 
     def joined(self, where: str) -> None:
+        """Report that the coordinator has accepted this machine."""
         self._write("joined", f"joined the coordinator {where}", coordinator=where)
 
     def warning(self, what: str) -> None:
@@ -97,6 +99,7 @@ class JoinReport:
         self._write("awaits-workspace", "all nodes have joined; waiting for the workspace, which the laptop sends")
 
     def started(self) -> None:
+        """Report that the supervisor runs."""
         self._write("started", "the supervisor runs")
 
     def failed(self, error: ClustertoolError) -> None:
@@ -109,6 +112,7 @@ class JoinReport:
         self._write("epoch-ended", f"the epoch has ended: {outcome.reason}", why=outcome.reason)
 
     def ended(self, outcome: Outcome) -> None:
+        """Report how the job has ended on this machine."""
         text = f"{outcome.state.value}: {outcome.reason}"
         self._write("ended", text, outcome=outcome.as_record(), code=outcome.code)
 

@@ -96,7 +96,7 @@ class Joiner:
                 self._close()
                 self._node.undo()
                 self._report.failed(error)
-                self._node.fail(error, coordinates=False)
+                self._node.record_error(error, coordinates=False)
                 self._result = error.code
         return self._result
 
@@ -254,7 +254,7 @@ class Joiner:
         if kind in ("probe", "relay", "fetch", "place", "launch", "undo"):
             self._round = int(message["round"])
         if kind == "wait":
-            self._wait(message)
+            self._report_waiting(message)
         elif kind == "probe":
             self._node.probe(self._address)
         elif kind == "relay":
@@ -302,10 +302,10 @@ class Joiner:
         """Report and record the outcome, and end run() with its code: the job has ended, or goes on without this machine."""
         self._close()
         self._report.ended(outcome)
-        self._node.over(outcome)
+        self._node.record_outcome(outcome)
         self._result = outcome.code
 
-    def _wait(self, message: Header) -> None:
+    def _report_waiting(self, message: Header) -> None:
         """Report how many machines have joined, and at the first such message that the coordinator has accepted this one."""
         present, nnodes = int(message["present"]), int(message["nnodes"])
         missing = [int(index) for index in message["missing"]]

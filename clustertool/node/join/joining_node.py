@@ -49,7 +49,7 @@ _MOST_ATTEMPTS = 99_999  # a program of the job can damage its records
 
 
 class OrderResult(NamedTuple):
-    """What has become of an order. facts: of a probe. port: of a relay."""
+    """The result of an order: its error if it failed, the facts of a probe, the port of a relay."""
 
     error: Optional[ClustertoolError] = None
     facts: object = None
@@ -63,7 +63,7 @@ def own_incarnation() -> Incarnation:
 
 
 class JoiningNode:
-    """One order at a time: probe() or place(), then turn() until it returns the result.
+    """This machine in a job that it joins. It executes one order at a time: probe() or place(), then turn() until the result.
 
     A member of an elastic job has one object for all epochs, and calls begin() before each of them. `umask`: that of the ranks.
     `bundle`: what may contain the workspace. spec: of the order to place, None before it.
@@ -145,6 +145,7 @@ class JoiningNode:
             self.report.warning(f"{error.filename} has the job's key and cannot be removed: {error.strerror}")
 
     def wires(self) -> List[FileDescriptorLike]:
+        """List the descriptors that wake turn()."""
         own = self.record.wires() if self.record is not None else []
         return [*([self._busy] if self._busy is not None else []), *self.relay.wires(), *own]
 
@@ -154,7 +155,10 @@ class JoiningNode:
         return self.record.stopped if self.record is not None else None
 
     def probe(self, address: str) -> None:
-        """Start a child that installs the content of the bundle and probes this machine; turn() returns the facts."""
+        """Start a child that installs the content of the bundle and probes this machine; turn() returns the facts.
+
+        Another child is ended before, and what it has done is taken back.
+        """
         request = probe_of(self.join, self.join.own, address)
 
         def install() -> None:
@@ -169,7 +173,7 @@ class JoiningNode:
         self._busy = ChildTask(probe_task(request, self.root, install, container), patience)
 
     def place(self, order: PlaceOrder) -> None:
-        """End the relay, and start a child that places the job by the order's spec; turn() returns the result."""
+        """End the relay, report the order's warnings, and start a child that places the job; turn() returns the result."""
         self.relay.end()  # all machines have the workspace
         spec = self.spec = order["spec"]
         for warning in order["warnings"]:
@@ -330,17 +334,17 @@ class JoiningNode:
         if self._paused is not None:
             self.record, self._paused = MemberRecord(self._paused.spec, self._paused.bundle), None
 
-    def over(self, outcome: Outcome, coordinates: bool = False) -> None:
+    def record_outcome(self, outcome: Outcome, coordinates: bool = False) -> None:
         """Record the outcome, and close the record between epochs, if there is one. coordinates: this node decides."""
         if self.record is not None:
             self.record.end(outcome, coordinates)
             self.record.close()
             self.record = None
 
-    def fail(self, error: ClustertoolError, coordinates: bool) -> None:
+    def record_error(self, error: ClustertoolError, coordinates: bool) -> None:
         """Record the outcome of an error with which the job ends here, and close the record, if there is one."""
         if self.record is not None:
-            self.over(outcome_of(error, self.record.spec["lead"]["node"]), coordinates)
+            self.record_outcome(outcome_of(error, self.record.spec["lead"]["node"]), coordinates)
 
     def first_attempt(self, job_dir: str) -> int:
         """Compute the number of the first attempt of this start, 0 if the engine has not started the job before.

@@ -62,7 +62,7 @@ def main(arguments: Sequence[str], path: str = "") -> int:
 
 
 def start_detached(reports: int, source: int, umask: int, *kept: int) -> None:
-    """Join in a process that an agent has detached.
+    """Join in a process that an agent has detached, and report the progress and errors.
 
     reports: a descriptor for progress as lines of JSON. source: that of the join file. umask: that of the ranks. kept:
     descriptors that stay open as long as this process lives.
@@ -78,7 +78,7 @@ def start_detached(reports: int, source: int, umask: int, *kept: int) -> None:
 
 def _start(arguments: Sequence[str], path: str, report: JoinReport) -> int:
     """Read the join file, which may be in the bundle, and join under its engine with the options. Returns the exit code."""
-    given = _arguments(arguments)
+    given = _parse_arguments(arguments)
     if given.with_parent:
         prctl.end_with_parent(signal.SIGTERM)
     bundle = BundleContent(path) if path else None
@@ -87,11 +87,13 @@ def _start(arguments: Sequence[str], path: str, report: JoinReport) -> int:
 
 
 class _Parser(argparse.ArgumentParser):
+    """A parser of options that raises UsageError in place of an exit."""
+
     def error(self, message: str) -> NoReturn:
         raise UsageError(message, "join --help shows the options")
 
 
-def _arguments(arguments: Sequence[str]) -> argparse.Namespace:
+def _parse_arguments(arguments: Sequence[str]) -> argparse.Namespace:
     """Parse the options of `join`. Raises UsageError."""
     parser = _Parser(prog="join", description="Join a job as one of its nodes.")
     parser.add_argument("--index", default="", help="of this machine, from 0; 0 is the coordinator")
@@ -115,11 +117,11 @@ def _with_options(join: JoinFile, given: argparse.Namespace) -> JoinFile:
             raise UsageError(f"--index {given.index!r} is no index", f"a whole number from 0 to {join.nnodes - 1}")
         join = replace(join, index=index)
     if given.coordinator:
-        join = replace(join, coordinator=_meeting_point(given.coordinator, join.coordinator.port))
+        join = replace(join, coordinator=_parse_meeting_point(given.coordinator, join.coordinator.port))
     return join_file.check(join)
 
 
-def _meeting_point(text: str, port: int) -> MeetingPoint:
+def _parse_meeting_point(text: str, port: int) -> MeetingPoint:
     """Parse HOST, HOST:PORT, an IPv6 address or [IPv6]:PORT. port: for a text without one. Raises UsageError."""
     host, colon, last = text.rpartition(":")
     if not colon or (":" in host and not host.startswith("[")):

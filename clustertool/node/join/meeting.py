@@ -145,7 +145,7 @@ def _require_first(join: JoinFile) -> None:
 
 
 class DoubtTimer:
-    """It reports a doubt once the place was tried, and raises its error when its time is over."""
+    """A doubt about the place to meet: it is reported once the place was tried, and raised when its time is over."""
 
     def __init__(self, doubt: Optional[Doubt], report: JoinReport, join: JoinFile) -> None:
         self._doubt, self._report, self._join = doubt, report, join

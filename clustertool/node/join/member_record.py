@@ -39,11 +39,11 @@ _TOUCH = 0.5  # seconds between two heartbeats
 
 
 class MemberRecord:
-    """`spec`: of the last epoch. bundle: what another machine needs to join. Call turn() each loop, and close() once.
+    """The events file and the socket of a member between two epochs. Call turn() each loop, and close() once.
 
-    stopped: the error that stands for a stop by the user, None without one. released: what the user has typed to release this
-    member, "" for nothing, and code: with which it ends then. attended: a laptop has followed the job since this record was
-    opened.
+    `spec`: of the last epoch. bundle: what another machine needs to join. stopped: the error that stands for a stop by the
+    user, None without one. released: what the user has typed to release this member, "" for nothing, and code: with which it
+    ends then. attended: a laptop has followed the job since this record was opened.
     """
 
     def __init__(self, spec: Spec, bundle: bytes) -> None:
@@ -65,6 +65,7 @@ class MemberRecord:
             raise
 
     def wires(self) -> List[FileDescriptorLike]:
+        """List the descriptors that wake turn()."""
         return list(self._control.wires())
 
     def turn(self) -> None:
@@ -138,9 +139,10 @@ class MemberRecord:
 
 
 def first_record(join: JoinFile, root: str) -> Optional[MemberRecord]:
-    """Make the job's directory and the record of a member before the plan; None if the directory's place is not known by then.
+    """Make the job's directory and the record of a member before the plan, with its first events.
 
-    A machine that was started again has a directory already. Raises PreflightError, UsageError, NodeLost.
+    Returns None if the directory's place is not known by then. A machine that was started again has a directory already. Raises
+    PreflightError, UsageError, NodeLost.
     """
     if not join.own.base or join.index is None:
         return None

@@ -69,7 +69,10 @@ class SlurmAllocation(Allocation):
         os.set_blocking(self._child.stdout.fileno(), False)
 
     def turn(self) -> Optional[Outcome]:
-        """Return the outcome once scontrol has answered, or is late; None before that, and without ask()."""
+        """Return the outcome once scontrol has answered, or is late; None before that, and without ask().
+
+        Notes for leave() and comes_back() whether the job starts again.
+        """
         if not self._by or not self._read_answer():
             return None
         by, self._by = self._by, ""

@@ -29,7 +29,7 @@ _FIX = "a firewall may block the ports between the machines; or write a bundle t
 Address = Tuple[str, int]
 
 
-def request_of(root: str, release: str) -> RelayRequest:
+def build_request(root: str, release: str) -> RelayRequest:
     """Build the request for a relay, from node 0's own copy of the workspace. Raises DispatchError without a complete one."""
     store = Store(root)
     try:
@@ -72,7 +72,7 @@ def sources(relays: Mapping[int, Address]) -> Dict[int, List[Address]]:
 
 
 class WorkspaceRelay:
-    """This machine's relay. begin() and fetch() are orders; turn() returns whether the present one is done."""
+    """The relay of this machine. begin() and fetch() are orders; turn() returns whether the present order is done."""
 
     def __init__(self, identity: Identity, root: str) -> None:
         self._identity, self._root = identity, root
@@ -104,6 +104,7 @@ class WorkspaceRelay:
         return True
 
     def wires(self) -> List[FileDescriptorLike]:
+        """List the descriptors that wake turn()."""
         return [self._process] if self._process is not None else []
 
     def turn(self, ready: Set[int]) -> bool:

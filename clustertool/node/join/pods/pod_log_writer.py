@@ -37,6 +37,7 @@ class PodLogWriter:
 
     @property
     def done(self) -> bool:
+        """Whether the thread has ended."""
         return not self._thread.is_alive()
 
     def finish(self) -> None:
@@ -53,7 +54,7 @@ class PodLogWriter:
             follower = Follower(record, {"job": self._paths.job, "logs": "all", "follow": True})
             while not follower.ended:
                 last = self._last.is_set()
-                if not self._copy(follower):
+                if not self._write_pieces(follower):
                     if last:
                         break
                     self._last.wait(_POLL)
@@ -63,17 +64,17 @@ class PodLogWriter:
             with contextlib.suppress(OSError):
                 sys.stderr.write(f"clustertool join: the logs are not shown any more: {error}\n")
 
-    def _copy(self, follower: Follower) -> bool:
+    def _write_pieces(self, follower: Follower) -> bool:
         """Write the new pieces of all logs to stdout. Returns False if there are none."""
         found = False
         for header, payload in follower.pieces():
             if header["type"] == "log":
                 found = True
-                data = b"".join(encode_line(line) for line in self._lines(header, payload))
+                data = b"".join(encode_line(line) for line in self._split_lines(header, payload))
                 files.write_all(_STDOUT, data)
         return found
 
-    def _lines(self, about: LogFrame, data: bytes) -> Iterator[PodLine]:
+    def _split_lines(self, about: LogFrame, data: bytes) -> Iterator[PodLine]:
         """Yield the lines that this piece of a log completes, and keep the rest.
 
         A long line is split, and marked as continued.

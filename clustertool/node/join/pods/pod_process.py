@@ -68,7 +68,7 @@ class PodProcess:
     def run(self) -> int:
         """Start the joining process, pass signals on until it and orphans have ended, write the last line.
 
-        Returns its exit code.
+        It waits for orphans for at most 20 s. Returns the exit code of the joining process.
         """
         processes.set_name(NAME)
         prctl.become_subreaper()  # where this is not the first process of its namespace
@@ -224,13 +224,14 @@ class PodProcess:
             return
         released = paths.of(OURS, RELEASED)
         began = time.monotonic()
-        _write(f"waiting up to {human_seconds(seconds)} for a fetch of the output; resources stay reserved")
+        _write_note(f"waiting up to {human_seconds(seconds)} for a fetch of the output; resources stay reserved")
         self._wait_until(signals, lambda: self._asked or os.path.exists(released), seconds)
         how = "released" if os.path.exists(released) else "ended by Kubernetes" if self._asked else "not fetched"
-        _write(f"{how} after {human_seconds(time.monotonic() - began)}")
+        _write_note(f"{how} after {human_seconds(time.monotonic() - began)}")
 
 
-def _write(text: str) -> None:
+def _write_note(text: str) -> None:
+    """Write a line about this process to stdout, unless that is closed."""
     write_line(f"clustertool join: {text}\n".encode())
 
 

@@ -33,7 +33,7 @@ class WorkspaceUpload:
         return self._wanted and not os.path.isfile(self._release)
 
     def turn(self) -> bool:
-        """Check, at most every 0.3 s, whether the workspace is complete in the store; False between two checks.
+        """Check, at most every 0.3 s, whether the store has the whole workspace, or none is to come; False between two checks.
 
         Raises DispatchError if nothing has come for JOIN_TIMEOUT.
         """
