@@ -30,7 +30,7 @@ _UNSEEN = (EngineState.QUEUED, EngineState.RUNNING)  # the states in which no no
 
 
 class ListedJob(TypedDict):
-    """One job as all nodes together know it. `total`: its nodes; `seen_on`: those that have a record.
+    """One job as all nodes together know it. `total`: how many nodes it has; `seen_on`: the numbers of those with a record.
 
     asked: the id of --job-id, "" where the tool made the id; name: the job's name. started: when the first supervisor started;
     ended: when the last node recorded the outcome. Both by the laptop's clock. known: what the engine knows of it; queued: the
@@ -283,7 +283,7 @@ def is_certain(job: ListedJob, typed: str) -> bool:
 
 
 def is_waiting(engine: Engine, job: ListedJob) -> bool:
-    """Check whether a job is queued, or starts with an engine that has a queue."""
+    """Check whether a job is queued, or is in the state STARTING with an engine that has a queue."""
     return job["queued"] is not None or (engine.capabilities.queues and job["state"] is JobState.STARTING)
 
 
@@ -296,6 +296,7 @@ def require_known(job: ListedJob) -> None:
     """Raise PreflightError for a job of which the nodes do not know what became of it: it cannot be followed.
 
     For a job that has ended and has no records, raise NodeLost with the engine's exit code, or NotFound if it has succeeded.
+    Do nothing for any other job.
     """
     if job["state"] is JobState.UNKNOWN:
         raise unknown_end(job["id"], job["reason"])

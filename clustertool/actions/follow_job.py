@@ -215,7 +215,8 @@ class LostNodes:
     def may_run(self) -> bool:
         """Whether a node of an elastic job whose nodes have all ended may still run: for 3 s after the first call.
 
-        A node that was started again may coordinate the job, so the first call makes _follow_again() ask all of them once more.
+        False for other jobs. A node that was started again may coordinate the job, so the first call makes
+        _follow_again() ask all of them once more.
         """
         now = time.monotonic()
         if self._elastic and self._quiet_since is None:

@@ -39,7 +39,7 @@ def places_of(
 
     asked: a role, "all" or keys. role: with "all", only processes of it. host: only processes on the node of this name.
     attempt: None for the newest; the nodes of an elastic job change. Raises NotFound for a rank or host that the job does not
-    have, and these errors if no log is left.
+    have, and the errors of these nodes if no other node has a log.
     """
     known = status.ranks_in(attempt)
     if isinstance(asked, str):

@@ -61,11 +61,11 @@ def stop_jobs(
 ) -> ByJob:
     """Send all stops at once, and return {job: {name of each of its nodes: its answer, or the error in place of one}}.
 
-    known: the nodes' answers about their jobs. A node that answered is asked to stop what it listed, another one to stop all.
-    This takes at most the grace + _SECONDS in all, however many jobs a node lists.
+    known: the nodes' answers about their jobs. A node that answered is asked to stop those that it listed, any other node to
+    stop all of `jobs`. This takes at most the grace and 30 s in all, however many jobs a node lists.
 
     before: what an earlier request has returned; nodes that have answered that they are clean are not asked again. early: gets
-    the answers that are there when no further one has come for LAG seconds.
+    the answers that are there when no further one has come for 2 s.
     """
     listed, before = summaries_by_job(known), before or {}
     came = {fleet.name(agent) for agent in known}
@@ -77,6 +77,7 @@ def stop_jobs(
     ours = {host.name: host.index for host in fleet.own_names()}
 
     def answers(gathered: Mapping[tuple[str, int], Stopped], complete: bool) -> ByJob:
+        """Sort answers by job and node, with those from before. complete: with an error for each node without an answer."""
         found = {}
         for job in jobs:
             places, names = locate_nodes(listed.get(job, {}), known, fleet.own_names())
@@ -121,8 +122,8 @@ def stop_now(engine: Engine, job: str, how: StopHow) -> dict[str, Stopped]:
 def _select_clean(job: str, answers: Mapping[str, Stopped], came: Collection[str]) -> dict[str, Stopped]:
     """Select the answers that report a clean stop, whose nodes need not be asked again.
 
-    A coordinator that waits for another node is left out if a node without an answer has come (`came`: the names of nodes that
-    answer now), and so is asked again.
+    Not selected, and so asked again, is a coordinator that waits for another node, if a node that gave no answer then answers
+    now. came: the names of the nodes that answer now.
     """
     results = {name: read_result(answer, job) for name, answer in answers.items()}
     again = any(result.state is StopState.NO_ANSWER and name in came for name, result in results.items())
@@ -138,7 +139,7 @@ def _send_stops(
 ) -> dict[tuple[str, int], Stopped]:
     """Send a stop for each (job, agent) in parallel, and return {(job, agent): its answer, or the error in place of one}.
 
-    It takes at most the grace + _SECONDS. A node that was silent before is sent the request without waiting for an answer.
+    It takes at most the grace and 30 s. A node that was silent before is sent the request without waiting for an answer.
     early: see stop_jobs().
     """
     seconds = how["grace"] + _SECONDS
@@ -156,6 +157,7 @@ def _send_stops(
     work = ParallelWork(queue, one, min(_WIDTH, len(queue)))
 
     def found() -> dict[tuple[str, int], Stopped]:
+        """Return what there is of each stop, an error for one without an answer so far."""
         gathered = work.gathered(seconds + 1)
         answers: dict[int, Stopped] = {**gathered.failed, **gathered.ok}
         return {queue[at]: answer for at, answer in answers.items()}

@@ -77,8 +77,8 @@ class Job:
     def find(cls, id: str = "") -> Job:
         """Ask the nodes and return the job with this id, name or unique beginning of an id; with "" the newest one.
 
-        Its hosts are those of the nearest conf.py, or else those that this machine stored when it started the job. Raises
-        NotFound, UsageError, ConfigError.
+        Its hosts are those of the nearest conf.py, or those that this machine stored when it started the job: if there is no
+        conf.py, or if `id` is the complete id of a job on other hosts. Raises NotFound, UsageError, ConfigError.
         """
         caller = SilentCaller()
         config = load_config.cluster(caller, Selection(job=id), start_local=False)

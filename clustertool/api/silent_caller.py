@@ -222,6 +222,7 @@ class _DispatchProgress:
         self._caller.warn(f"{name}: {why}")
 
     def _report(self) -> None:
+        """Report the bytes and nodes so far to the listener."""
         moved = f"{human_bytes(self._sent)} of {human_bytes(self._planned)}, " if self._planned else ""
         text = f"sending the workspace: {moved}{len(self._done)} of {count(self._nodes, 'node')} done"
         self._caller.progress("dispatch", self._sent, self._planned, text)

@@ -90,6 +90,7 @@ class Server:
 
     @property
     def process(self) -> Process:
+        """Its pid and start time."""
         return Process(self.pid, self.start)
 
     @property

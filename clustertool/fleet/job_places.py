@@ -118,7 +118,7 @@ class JobPlaces:
             raise ConfigError(f"the stored hosts of jobs are not used: {wrong.what}", _FIX)
 
     def _read_files(self, paths: Sequence[Path]) -> list[_StoredFile]:
-        """Read what names the jobs of these files, and return it with the newest job first.
+        """Read these files, of which only what names the job is checked, and return them with the newest job first.
 
         A file that is damaged, of a newer version or of another job is left out. Raises ConfigError where another user can
         write one.

@@ -59,7 +59,10 @@ def for_node(text: str, node: str, name: str = "NODE") -> str:
 
 
 def joined_fix(fixes: Mapping[str, str]) -> str:
-    """Join the fixes of several nodes, which for_node() makes equal, into one text. fixes: by names of nodes."""
+    """Return one fix for several nodes: their text, or if it names each node, the first one with NODE, and the folded names.
+
+    fixes: {name of a node: its fix}; for_node() makes all of them equal.
+    """
     node, fix = next(iter(fixes.items()))
     same = len(set(fixes.values())) == 1
     return fix if same else f"{for_node(fix, node)} (NODE: each of {fold(fixes)})"

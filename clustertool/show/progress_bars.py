@@ -117,7 +117,7 @@ class DispatchProgress:
     def uplink(self, sent: int, planned: int) -> None:
         """Store how many bytes have left this machine, and how many it will be.
 
-        Without a terminal a line is printed at times.
+        Without a terminal a line is printed, at most every two seconds.
         """
         with self._lock:
             self._sent, self._planned = sent, max(sent, planned)
@@ -136,7 +136,7 @@ class DispatchProgress:
         self._set_node(name, replace(self._nodes[name], state="failed", why=why))
 
     def _set_node(self, name: str, node: _Node) -> None:
-        """Replace the state of a node, and print the progress if there is no terminal."""
+        """Replace the state of a node, and print a line of progress as _print_progress() does."""
         with self._lock:
             self._nodes[name] = node
         self._print_progress()

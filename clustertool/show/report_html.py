@@ -109,7 +109,7 @@ def _verdict_section(story: ReportModel) -> Html:
 
 
 def _headline(story: ReportModel) -> Html:
-    """Name the ranks of the headline, with their nodes and how the first one ended; empty without any."""
+    """Build the text with the ranks of story.headline, their nodes and how the first one ended; empty without any."""
     guilty = [rank for rank in map(story.rank, story.headline) if rank]
     if not guilty:
         return Html("")

@@ -46,9 +46,10 @@ _FEW_OF_PROCESSES = Narrow(out=("pid", "memory", "cpu"))
 
 
 def status_tables(status: Shown, terminal: Terminal, now: float) -> None:
-    """Print one job, as `status --json` has it: its end or state, advice, a summary, and tables of processes, nodes, epochs.
+    """Print one job, as `status --json` has it: its end or state, advice, a summary, and tables.
 
-    now: seconds since the epoch, as all times.
+    The tables have its processes, its nodes, its pods and, if there are several, its epochs. now: seconds since the epoch, as
+    all times.
     """
     names = {node["index"]: node["name"] or f"node {node['index']}" for node in status["nodes"]}
     state = (status["outcome"] or status)["state"]
@@ -174,7 +175,10 @@ def _time_text(at: float) -> str:
 
 
 def rank_note(process: ProcessStatus) -> str:
-    """Describe a rank's state further: its note, a lost supervisor, or whether it listens at its endpoint; "" without any."""
+    """Describe a rank's state further: by its note if it has one or has ended; else that its supervisor was lost.
+
+    Else: that it listens, or listens at another place than its endpoint. "" without any of them.
+    """
     if process.note or process.code is not None:
         return process.note
     if process.guarded:

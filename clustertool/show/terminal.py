@@ -177,7 +177,10 @@ def _paint(text: str, style: str, colour: bool) -> str:
 
 
 def _uses_colour(environ: Mapping[str, str], is_terminal: bool) -> bool:
-    """Decide whether to use colours: by NO_COLOR, then FORCE_COLOR and CLICOLOR_FORCE, else for terminals (no-color.org)."""
+    """Decide whether to use colours: by NO_COLOR, then FORCE_COLOR and CLICOLOR_FORCE, else for terminals.
+
+    CLICOLOR=0 turns them off there. These are the rules of no-color.org.
+    """
     if environ.get("NO_COLOR"):
         return False
     if any(environ.get(name, "0") not in ("", "0") for name in ("FORCE_COLOR", "CLICOLOR_FORCE")):

@@ -203,7 +203,11 @@ class Login:
             raise
 
     def _keys(self) -> Iterator[tuple[str, _Identity]]:
-        """Yield (name, key or certificate) to try: configured files, then the agent's, then files that need a passphrase."""
+        """Yield (name, key or certificate) to try: configured files, then the agent's, then files that need a passphrase.
+
+        With IdentitiesOnly, keys of the agent that are not configured are left out. A passphrase is asked for only when all
+        others have been tried.
+        """
         agent = {key.asbytes(): key for key in _keyring.agent_keys(self._to.agent)}
         given = {path: self._read_certificate_file(path) for path in self._to.certificate_files}
         waiting: list[str] = []
@@ -298,7 +302,7 @@ class Login:
         return None
 
     def _ask_methods(self, transport: Untyped) -> set[str]:
-        """Ask the server which methods it takes, by a login without any; none if it does not report them."""
+        """Ask the server which methods it takes, by a login without a key or password; none if it does not report them."""
         try:
             self._attempt(transport, transport.auth_none)
         except BadAuthenticationType as error:
@@ -308,7 +312,10 @@ class Login:
         return set()
 
     def _try_typed(self, transport: Untyped, allowed: set[str]) -> bool:
-        """Try passwords and the server's own questions, three times, if a user is present. Return whether one was accepted."""
+        """Ask the user for a password, or the server's own questions, up to three times; return whether the login is complete.
+
+        False, without a question, if no user is present.
+        """
         if not self._prompter.present:
             return False
         typed = _Typed(self._to, self._prompter)

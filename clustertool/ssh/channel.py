@@ -270,9 +270,11 @@ class Shells(Protocol):
     @property
     def alive(self) -> bool: ...
 
-    def channel(self, *, window: int = 0, timeout: float = 10.0) -> Any: ...
+    def channel(self, *, window: int = 0, timeout: float = 10.0) -> Any:
+        """Open a shell, and return its channel."""
 
-    def lost(self, why: str) -> Unreachable: ...
+    def lost(self, why: str) -> Unreachable:
+        """Build the error of a lost connection to the node."""
 
 
 @runtime_checkable

@@ -96,6 +96,7 @@ class Prompter:
 
     @property
     def present(self) -> bool:
+        """Whether there is a person who can answer questions."""
         return self._person is not None and self._person.present
 
     def silence(self) -> None:

@@ -115,7 +115,10 @@ def wish(launch: Launch, own: Sequence[Opt]) -> SimpleNamespace:
 
 
 def named_nodes(launch: Launch) -> tuple[str, ...]:
-    """List the hosts of --servers, --workers, --trainers and --heter-workers in this order, without ports, each once."""
+    """List the hosts of --servers, --workers, --trainers and --heter-workers in this order, without ports, each once.
+
+    localhost becomes 127.0.0.1.
+    """
     texts = [text for name in _ENDPOINTS for text in launch.options.get(name, ())]
     items = [item.strip() for text in texts for item in re.split("[,;]", text) if item.strip()]
     hosts = (re.sub(r":\d+$", "", item) if item.count(":") == 1 or "]" in item else item for item in items)
@@ -184,7 +187,10 @@ def on_each_node(argv: Sequence[str], own: Sequence[Opt], address: str, nodes: i
 
 
 def names_nodes(launch: Launch, known: bool) -> bool:
-    """Check whether the options or, by `known`, conf.py name the nodes, so that this command starts all of them."""
+    """Check whether the options or, by `known`, conf.py name the nodes, so that this command starts all of them.
+
+    True as well for --standalone, which is this machine alone, and for a command line of paddle.py.
+    """
     return bool(launch.alone or launch.listed or launch.included or named_nodes(launch) or launch.old or known)
 
 
@@ -278,9 +284,9 @@ def _store_option(launch: Launch, flag: Flag | Opt, value: str) -> None:
 
 
 def _combine_options(launch: Launch) -> None:
-    """Apply and check options whose meaning depends on others: --host, etcd, endpoints, totals of trainers.
+    """Apply and check, in `launch`, options whose meaning depends on others: --host, etcd, endpoints, numbers of trainers.
 
-    Raises UsageError.
+    Texts of endpoints become tuples, and options of pservers imply the mode ps. Raises UsageError for contradictions.
     """
     place_host(launch)
     etcd = join_options.etcd_urls(launch.join)

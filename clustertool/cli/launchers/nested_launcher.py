@@ -149,9 +149,9 @@ def _find_in_script(argv: Sequence[str], folder: str, several: bool) -> Inner | 
 
 
 def _joins_nodes(text: str) -> bool:
-    """Check whether the launcher of a script has options for several nodes, more than one, and for where they meet.
+    """Check whether the text of a script has an option for a number of nodes above 1, and one for where they meet.
 
-    Their number may be in a variable of the script.
+    The number may be in a variable that the script sets.
     """
     given = _SEVERAL.search(text)
     number = given[1].strip("\"'") if given else "1"

@@ -54,6 +54,7 @@ class Dispatched:
 
     @property
     def failed(self) -> Mapping[int, ClustertoolError]:
+        """The errors of nodes without the release."""
         return self.tally.failed
 
 

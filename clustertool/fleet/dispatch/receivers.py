@@ -66,10 +66,13 @@ def as_dispatch_error(error: ClustertoolError) -> ClustertoolError:
 
 
 class ProgressReceiver(Protocol):
-    """Reports of a dispatch while it runs, from one thread. Nodes are named."""
+    """A view that gets reports of a dispatch while it runs, from one thread. Nodes are named."""
 
-    def uplink(self, sent: int, planned: int) -> None: ...
+    def uplink(self, sent: int, planned: int) -> None:
+        """Report how many bytes have left this machine, and how many it will be."""
 
-    def node(self, name: str, got: int, size: int) -> None: ...
+    def node(self, name: str, got: int, size: int) -> None:
+        """Report that a node has `got` of `size` bytes."""
 
-    def done(self, name: str) -> None: ...
+    def done(self, name: str) -> None:
+        """Report that a node has its release."""

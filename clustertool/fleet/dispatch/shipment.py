@@ -64,7 +64,7 @@ class Shipment:
     def read(self, number: int) -> bytes:
         """Read the bytes of a piece. Raises DispatchError if a file has changed since its digest was made.
 
-        The packs in the cache are then forgotten.
+        Before it raises, it forgets the packs in the cache.
         """
         if number == 0:
             return self.packed

@@ -277,7 +277,7 @@ def _publish(stage: Path, order: LineOrder, counts: Sequence[int], old: Sequence
 
 
 class _Shuffle:
-    """Lines in random order: each goes into a bucket at random, then each bucket's into memory.
+    """The lines of a file in random order: each goes into a bucket at random, then each bucket's into memory.
 
     The order depends only on the seed and the file: only Random.random() is used, which is the same in every Python.
     A bucket that is too big for the memory is split again; a line that is too big by itself is copied unchanged.

@@ -459,7 +459,10 @@ class _Walk:
         found.append((path, info))
 
     def _reason_to_leave_out(self, entry: os.DirEntry[bytes], path: str, is_dir: bool, top: bool) -> str:
-        """Return why an entry is left out, "" if it is sent: by its name, lines of files, or as a part of earlier jobs."""
+        """Return why an entry is left out, "" if it is sent.
+
+        The reasons: its name, lines of .clusterignore and the like, a virtual environment, or results and logs of earlier jobs.
+        """
         name = os.fsdecode(entry.name)
         if name in _ANYWHERE:
             return _ANYWHERE[name]

@@ -142,7 +142,10 @@ class JoinChild:
 
     @property
     def errors(self) -> str:
-        """The end of what it wrote to stderr: after a report, nothing but a bug."""
+        """The last 8 KiB that the process has written to stderr: after a report, nothing but a bug.
+
+        Waits up to 1 s for the end of the stream.
+        """
         self._threads[-1].join(1.0)
         return self._errors.decode(errors="replace").strip()
 
