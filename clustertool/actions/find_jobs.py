@@ -312,10 +312,10 @@ def no_record_error(job: ListedJob) -> NotFound:
     about, what = job["queued"], f"job {job['id']}: no node has a record of it"
     if about is not None:
         return NotFound(f"{what} ({state_text(about)})", f"{PROGRAM} attach --job {job['id']} waits for its start")
-    return without_records(job, NotFound(what, _FIX))
+    return add_engine_reason(job, NotFound(what, _FIX))
 
 
-def without_records(job: ListedJob, error: NotFound) -> NotFound:
+def add_engine_reason(job: ListedJob, error: NotFound) -> NotFound:
     """Return the error; if the engine knows why it has ended the job's nodes, a NotFound with its text and this reason."""
     known = job["known"]
     if known is None or known.cause is None:

@@ -516,6 +516,6 @@ def _retry_pause(tries: int) -> float:
     return float(min(_LONGEST_RETRY, _RETRY * 2 ** min(tries, 10)))
 
 
-def started(status: JobStatus) -> int:
+def count_started(status: JobStatus) -> int:
     """Count the ranks of a job that are in any state but WAITING."""
     return sum(process.state is not RankState.WAITING for process in status.processes.values())

@@ -27,7 +27,7 @@ from clustertool.model.planning.plan import Plan, given_facts
 _COMMAND = 200  # characters of a command that are compared and shown
 
 
-def complete(request: RunRequest, meeting: TypedMeeting, folder: Path) -> tuple[RunRequest, Plan]:
+def plan_before_meeting(request: RunRequest, meeting: TypedMeeting, folder: Path) -> tuple[RunRequest, Plan]:
     """Read the job and the folder's files into `request`, and plan the job before the machines meet: (request, plan).
 
     In the plan only the coordinator has an address, and each machine has as many devices as are named. Raises UsageError (also

@@ -32,7 +32,7 @@ _NAP = 1.0  # a longer time without a frame is that of a process that was blocke
 _SEARCHED = 400  # lines from the end that are searched for a traceback
 
 
-def places_of(
+def locate_logs(
     fleet: Fleet, status: JobStatus, asked: Shown, role: str = "", host: str = "", attempt: int | None = None
 ) -> tuple[dict[Key, int], list[ClustertoolError]]:
     """Return ({(role, rank): agent with its log}, errors of the nodes that have logs of `asked` and do not answer).
@@ -112,7 +112,7 @@ def read_existing_lines(
     raise_all([*_stream_errors(fleet, watch), *asked.failed.values()])
 
 
-def rest_of_all(fleet: Fleet, inbox: Inbox, job: str, known: JobView, check: Check) -> Iterator[LogPiece]:
+def read_remaining_logs(fleet: Fleet, inbox: Inbox, job: str, known: JobView, check: Check) -> Iterator[LogPiece]:
     """Request and yield the bytes of all logs of a job that has ended, from the offsets that `known` has reached.
 
     After that, raises the errors of nodes, also where nothing has come for STALL seconds. inbox: gets the frames of the fleet's

@@ -95,7 +95,7 @@ def read_request(
     request.origin, request.resumes = of_engine or (str(Path(folder).resolve()) if folder else there), resumes(toml)
     request.grace_given = cluster.grace_given or gives_grace(toml, options)
     if spec is not None:
-        check_alone(request)
+        check_without_nodes(request)
     if wish.skip_bad:
         request.cluster = found  # of which the first N that are fit are taken
     return request
@@ -180,7 +180,7 @@ def _refuse_other_devices(cluster: Cluster, options: Options) -> None:
             raise UsageError(what, "name the devices in one of them: --devices is for all nodes, host:0,1 for one")
 
 
-def check_alone(request: RunRequest) -> None:
+def check_without_nodes(request: RunRequest) -> None:
     """Plan the job with what conf.py has of the nodes, and check names, scripts and first lines of programs in the workspace.
 
     So errors are raised before any connection. If an engine chooses the nodes, one node stands for them. If a PRELUDE has cd,

@@ -95,7 +95,7 @@ def stop_jobs(
     return answers(_send_stops(fleet, work, how, lambda gathered: early(answers(gathered, False))), True)
 
 
-def by_engine(engine: Engine, about: Described, job: str) -> bool:
+def only_engine_can_end(engine: Engine, about: Described, job: str) -> bool:
     """Check whether only the engine can end a job: it is queued, or the agents do not run on its nodes."""
     return not engine.capabilities.live_channels or (job in about and about[job].state is EngineState.QUEUED)
 
@@ -114,7 +114,7 @@ def stop_now(engine: Engine, job: str, how: StopHow) -> dict[str, Stopped]:
     known = ask_jobs(fleet, job, LISTING)
     about = ask_engine(engine, known, job)
     choose_job(fleet, known, job, exact=True, known=about)
-    if by_engine(engine, about, job):
+    if only_engine_can_end(engine, about, job):
         return dict(engine.cancel(job, how))
     return stop_jobs(fleet, [job], how, known, first)[job]
 

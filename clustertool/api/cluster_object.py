@@ -12,7 +12,7 @@ from dataclasses import replace
 from clustertool.actions import load_config
 from clustertool.actions.conf_file import Selection
 from clustertool.actions.find_jobs import ask_and_choose, ask_engine, ask_jobs, merge_answers, warn_of_remains
-from clustertool.actions.follow_job import Inbox, JobFollower, started
+from clustertool.actions.follow_job import Inbox, JobFollower, count_started
 from clustertool.actions.read_request import read_request
 from clustertool.actions.stop_jobs import stop_how
 from clustertool.api.job_object import Job
@@ -301,7 +301,7 @@ def _until_started(caller: SilentCaller, fleet: Fleet, inbox: Inbox, made: Plan)
     follower.start({"logs": []})
 
     def report(status: JobStatus) -> bool:
-        begun = started(status)
+        begun = count_started(status)
         caller.progress("start", begun, total, f"job {made.job_id}: {begun} of {count(total, 'rank')} started")
         return status.outcome is not None or begun >= total
 

@@ -24,7 +24,7 @@ from clustertool.actions.find_jobs import (
     state_text,
 )
 from clustertool.actions.follow_job import BEAT, Inbox, JobFollower, NodeQueues
-from clustertool.actions.read_logs import last_lines, places_of, read_existing_lines, require_attempt
+from clustertool.actions.read_logs import last_lines, locate_logs, read_existing_lines, require_attempt
 from clustertool.actions.read_status import as_dict, error_of, read, unrecorded_dict
 from clustertool.actions.stop_jobs import failures, stop_how, stop_now
 from clustertool.actions.wait_in_queue import until_started
@@ -149,7 +149,7 @@ class Job:
                 require_known(found)
             status = read(fleet.ask_all(STATUS({"job": self.id})))
             require_attempt(status, request["attempt"])
-            places, missing = places_of(fleet, status, asked, role, host)
+            places, missing = locate_logs(fleet, status, asked, role, host)
             request["logs"] = list(places)
             hide = _mask(fleet)
             if request["follow"]:

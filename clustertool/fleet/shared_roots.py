@@ -12,7 +12,7 @@ from clustertool.model.wire.agent_requests import Step
 from clustertool.model.wire.messages import MEET
 
 
-def confirm(fleet: Fleet, facts: ByNode) -> dict[int, Facts]:
+def confirm_root_ids(fleet: Fleet, facts: ByNode) -> dict[int, Facts]:
     """Return the facts with a root_id that is equal exactly where ROOT_DIR is the same.
 
     Nodes with equal probes write a mark into their ROOT_DIR, list the marks that they see, and remove them. Where all probes

@@ -37,13 +37,13 @@ def discard(channel: Any) -> None:
     if channel.closed:
         return
     if not channel.eof_received or not channel.status_event.is_set():
-        briefly(channel.close)
+        run_briefly(channel.close)
         return
     with contextlib.suppress(*BROKEN):
         channel.close()  # the node spoke a moment ago: this does not hang
 
 
-def briefly(do: Callable[[], None]) -> None:
+def run_briefly(do: Callable[[], None]) -> None:
     """Run a function in a thread, since a dead peer could block it, and wait at most a second for its end.
 
     Errors of a lost connection are ignored.

@@ -27,8 +27,8 @@ from clustertool.model.config.cluster import Cluster
 from clustertool.model.config.hosts import Host
 from clustertool.ssh import dial, host_keys
 from clustertool.ssh.auth import Login
-from clustertool.ssh.channel import BROKEN, BULK_PACKET, NO_SHELL, briefly
-from clustertool.ssh.parallel import more_files
+from clustertool.ssh.channel import BROKEN, BULK_PACKET, NO_SHELL, run_briefly
+from clustertool.ssh.parallel import raise_file_limit
 from clustertool.ssh.paramiko_fixes import Transport
 from clustertool.ssh.prompter import Prompter
 from clustertool.ssh.settings import SshSettings, settings
@@ -58,7 +58,7 @@ def login(host: Host, cluster: Cluster, prompter: Prompter) -> tuple[SshSettings
 
     The limit of open files of this process is increased, too. Raises Unreachable, AuthError or ConfigError.
     """
-    more_files()
+    raise_file_limit()
     to = settings(host, cluster)
     if not to.gateways:
         return to, _connect_directly(to, prompter), None
@@ -143,7 +143,7 @@ def hang_up(connection: Connection, sock: Any = None) -> None:
     if isinstance(used, socket.socket) and not sock:
         close()
     else:
-        briefly(close)  # closing sends a message on the gateway's connection, which may be frozen
+        run_briefly(close)  # closing sends a message on the gateway's connection, which may be frozen
 
 
 class Bastion:

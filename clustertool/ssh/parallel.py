@@ -86,7 +86,7 @@ def _worker(job: Callable[[], None]) -> None:
 
 
 @functools.lru_cache(maxsize=1)
-def more_files() -> None:
+def raise_file_limit() -> None:
     """Raise this process's limit of open files, to 16384 at most: every node keeps one, and 1024 is the usual limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != resource.RLIM_INFINITY:

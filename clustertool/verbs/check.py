@@ -483,7 +483,7 @@ def _try_framework(
     mine = identity(f"check-{job_id()}")
     fleet.ask(dict.fromkeys(fleet.agents, LINK_CLOSE({})))  # its ports may be wanted now
     try:
-        facts = shared_roots.confirm(fleet, facts)
+        facts = shared_roots.confirm_root_ids(fleet, facts)
         made = _start_trial(call, fleet, facts, order, mine)
         ear.begin(made, order.mark)
         where = f"{count(len(made.nodes), 'node')} ({count(len(made.processes), 'rank')})"

@@ -75,14 +75,14 @@ def clusterrun(call: Call, argv: Sequence[str]) -> None:
         return
     if "under" in launch.options:  # rank_program.py takes it where it stands alone
         raise UsageError("--under makes one rank of a job that runs, and other options start a job", RANK_USAGE)
-    call.given = foreign_options.wish(launch, OWN)
+    call.given = foreign_options.values_for_run(launch, OWN)
     call.terse = not call.given.verbose
     call.gather_remarks()
-    of_shell = foreign_options.of_shell(os.environ, launch, OWN)
+    of_shell = foreign_options.options_of_shell(os.environ, launch, OWN)
     whole = foreign_options.read([*of_shell.values(), *argv], OWN)
     conf = load_config.read_conf(call, call.selection, foreign_options.needs_no_conf(whole))
     if of_shell and not conf.names_nodes:
-        argv, launch, call.given = [*of_shell.values(), *argv], whole, foreign_options.wish(whole, OWN)
+        argv, launch, call.given = [*of_shell.values(), *argv], whole, foreign_options.values_for_run(whole, OWN)
         pairs = (f"{shlex.quote(option)} ({name})" for name, option in of_shell.items())
         call.remark(f"from this shell: {', '.join(pairs)}; env -u {next(iter(of_shell))} clusterrun ... leaves one out")
     meeting = foreign_options.meeting(launch, conf.names_nodes)

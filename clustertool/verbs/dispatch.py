@@ -96,7 +96,7 @@ def _examine(
     if need is not None:
         examined = examined.check_disk(need(examined.facts))
     examined.require()
-    return shared_roots.confirm(fleet, examined.facts)
+    return shared_roots.confirm_root_ids(fleet, examined.facts)
 
 
 def _as_json(done: Dispatched, fleet: Fleet) -> dict[str, object]:

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from clustertool.actions.follow_job import BEAT, Inbox, JobFollower
-from clustertool.actions.read_logs import last_lines, rest_of_all
+from clustertool.actions.read_logs import last_lines, read_remaining_logs
 from clustertool.actions.read_status import error_of
 from clustertool.engines.base import Engine
 from clustertool.engines.job_request import Shown
@@ -428,7 +428,7 @@ def finish_log_copy(follow: FollowSession) -> None:
 
     if call.given.fetch_logs:
         try:
-            for piece in rest_of_all(follow.fleet, follow.inbox, job, follow.watch, check):
+            for piece in read_remaining_logs(follow.fleet, follow.inbox, job, follow.watch, check):
                 follow.copy_piece(piece)
                 if follow.copy.failure:  # which is reported
                     break

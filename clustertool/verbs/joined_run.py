@@ -49,7 +49,7 @@ def perform(call: Call, request: RunRequest, meeting: TypedMeeting, folder: Path
 
     A lock prevents the same command for the same meeting and machine. Raises the job's error.
     """
-    request, made = join_job.complete(request, meeting, folder)
+    request, made = join_job.plan_before_meeting(request, meeting, folder)
     check_ranks(request, made)
     advice = request.advise(made)
     if advice:

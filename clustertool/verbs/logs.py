@@ -11,15 +11,15 @@ from typing import Literal
 
 from clustertool.actions import load_config
 from clustertool.actions.find_jobs import (
+    add_engine_reason,
     ask_and_choose,
     attach_to,
     has_records,
     no_record_error,
     require_known,
-    without_records,
 )
 from clustertool.actions.follow_job import Inbox, NodeQueues
-from clustertool.actions.read_logs import places_of, read_existing_lines, require_attempt
+from clustertool.actions.read_logs import locate_logs, read_existing_lines, require_attempt
 from clustertool.actions.read_status import read
 from clustertool.errors import BadAnswer, ClustertoolError, NotFound, Unreachable, UsageError, raise_all
 from clustertool.fleet.fleet import LAG, Fleet
@@ -87,9 +87,9 @@ def logs(call: Call) -> None:
             require_attempt(status, attempt)
             role = "" if given.all_ranks else given.role
             try:
-                return status, *places_of(fleet, status, asked, role, given.host, attempt)
+                return status, *locate_logs(fleet, status, asked, role, given.host, attempt)
             except NotFound as error:
-                raise without_records(found, error) from None
+                raise add_engine_reason(found, error) from None
 
         status, places, missing = known()
         request.update({"job": job, "logs": list(places)})

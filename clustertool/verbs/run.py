@@ -19,7 +19,7 @@ from pathlib import Path
 from clustertool.actions import load_config
 from clustertool.actions.fetch_output import fetch_output
 from clustertool.actions.find_jobs import attach_to, has_records, is_waiting, require_known, state_text
-from clustertool.actions.follow_job import Inbox, started
+from clustertool.actions.follow_job import Inbox, count_started
 from clustertool.actions.read_request import no_workspace, read_request
 from clustertool.actions.wait_in_queue import CannotStart, EndedBefore, until_started
 from clustertool.cli.launchers import nested_launcher
@@ -510,7 +510,7 @@ def wait_until_all_run(follow: FollowSession, job_id: str, total: int) -> bool:
     """
 
     def all_started(status: JobStatus) -> bool:
-        return status.outcome is not None or started(status) >= (total or max(1, len(status.processes)))
+        return status.outcome is not None or count_started(status) >= (total or max(1, len(status.processes)))
 
     follow.run(all_started)
     if follow.detached or follow.watch.status.outcome is not None or follow.stopper.stopping:

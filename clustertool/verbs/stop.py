@@ -24,8 +24,8 @@ from clustertool.actions.stop_jobs import (
     LISTING,
     ByJob,
     Stopped,
-    by_engine,
     failures,
+    only_engine_can_end,
     stop_how,
     stop_jobs,
     unfinished_jobs,
@@ -82,7 +82,7 @@ def stop(call: Call) -> None:
                 done = exit_json(as_one(list(fleet.failed.values())), "tool")
                 call.answer({"would_stop": wanted} if call.given.dry else {"jobs": {}, "exit": done})
             return
-        of_engine = [job for job in wanted if job not in first and by_engine(engine, about, job)]
+        of_engine = [job for job in wanted if job not in first and only_engine_can_end(engine, about, job)]
         ended, refused = _cancel_by_engine(engine, of_engine, how)
         cancelled = [job for job, found in ended.items() if not found]
         of_nodes = [job for job in [*wanted, *orphaned] if job not in of_engine]
@@ -105,7 +105,7 @@ def _nothing_to_stop(fleet: Fleet) -> str:
 def _orphaned_jobs(engine: Engine, known: Mapping[int, JobsAnswer], about: Described) -> list[str]:
     """List the LOST jobs that agents can stop: their processes may live, if supervisor and guard were killed."""
     lost = [job["id"] for job in merge_answers(known, about) if job["state"] is JobState.LOST]
-    return [job for job in lost if not by_engine(engine, about, job)]
+    return [job for job in lost if not only_engine_can_end(engine, about, job)]
 
 
 def _has_result(job: str, nodes: Mapping[str, Stopped]) -> bool:

@@ -59,7 +59,7 @@ def end(folder: Path, monkeypatch: pytest.MonkeyPatch, rest: Callable[..., Itera
     given = {"log_dir": str(folder), "fetch_logs": True, "rank": "", **unused}
     order: Any = SimpleNamespace(secrets={}, ended=ended.append)
     monkeypatch.setattr(run, "FollowSession", Session)
-    monkeypatch.setattr(follow_session, "rest_of_all", rest)
+    monkeypatch.setattr(follow_session, "read_remaining_logs", rest)
     nothing: Any = None
     engine: Any = SimpleNamespace(fleet=None, cancel=None, capabilities=known_engines.capabilities("ssh"))
     with pytest.raises(Survivors):
@@ -139,7 +139,7 @@ def test_a_node_that_sends_only_heartbeats_is_not_waited_for(monkeypatch: pytest
     beats.start()
     checks: list[None] = []
     with pytest.raises(Unreachable, match="nothing moved for 0.3 s") as caught:
-        list(read_logs.rest_of_all(fleet, inbox, "J", known, lambda: checks.append(None)))
+        list(read_logs.read_remaining_logs(fleet, inbox, "J", known, lambda: checks.append(None)))
     assert caught.value.node == "node1" and checks
     beats.join()
 

@@ -66,7 +66,7 @@ def test_the_right_command_starts_the_program_itself(script: str, right: str) ->
     assert text.startswith("each of 2 trainers starts ") and "2 separate trainings begin, not one (--nested" in text
     assert text.endswith(f"\n  fix: clustertool run -w job --detach {right}")
     typed = shlex.split(text.partition("\n  fix: ")[2])[2:]
-    given = foreign_options.wish(foreign_options.read(typed, OWN), OWN)
+    given = foreign_options.values_for_run(foreign_options.read(typed, OWN), OWN)
     assert find(job_of(CLUSTER, script=given.script).trainer.command or (), 2) is None
 
 

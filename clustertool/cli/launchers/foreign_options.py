@@ -84,7 +84,7 @@ def read(argv: Sequence[str], own: Sequence[Opt]) -> Launch:
     return launch
 
 
-def of_shell(environ: Mapping[str, str], launch: Launch, own: Sequence[Opt]) -> dict[str, str]:
+def options_of_shell(environ: Mapping[str, str], launch: Launch, own: Sequence[Opt]) -> dict[str, str]:
     """Map variables of the shell to the options that they stand for, with their values: {"PET_NNODES": "--nnodes=2"}.
 
     Left out: those for which the command line has an option with the same meaning, switches that are off, and, if the command
@@ -109,7 +109,7 @@ def of_shell(environ: Mapping[str, str], launch: Launch, own: Sequence[Opt]) -> 
     return taken
 
 
-def wish(launch: Launch, own: Sequence[Opt]) -> SimpleNamespace:
+def values_for_run(launch: Launch, own: Sequence[Opt]) -> SimpleNamespace:
     """Build the values of the options of `run` for a command line: those typed, else the defaults."""
     return SimpleNamespace(**{option.attribute: launch.options.get(option.name, option.default) for option in own})
 

@@ -72,7 +72,7 @@ class SshStart(Starter):
         facts = self._examine()
         if wish.dry:
             return self._build_submission(self._make_plan(facts))
-        facts = shared_roots.confirm(self._fleet, facts)
+        facts = shared_roots.confirm_root_ids(self._fleet, facts)
         if self._elastic.present:
             self._members = build_members(request.cluster, facts, request)
         return self._build_submission(self._plan_when_free(facts))
@@ -221,7 +221,7 @@ class SshStart(Starter):
         container = self._request.spec.container if self._request.spec else NO_CONTAINER
         gathered = preflight.probe(self._fleet, self._add_mpi_question(again), container)
         facts = {node: read_facts(node, answer) for node, answer in gathered.all().items()}
-        return self._add_device_use(shared_roots.confirm(self._fleet, facts))
+        return self._add_device_use(shared_roots.confirm_root_ids(self._fleet, facts))
 
     def _add_device_use(self, facts: ByNode) -> ByNode:
         """Return the facts with the use and state of devices, which the nodes are asked for with --devices auto.

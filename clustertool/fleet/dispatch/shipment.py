@@ -9,7 +9,7 @@ from functools import cached_property
 
 from clustertool.errors import DataError, DispatchError, WorkspaceChanged
 from clustertool.fleet.dispatch.cache import WorkspaceCache
-from clustertool.fleet.dispatch.workspace import Workspace, exactly
+from clustertool.fleet.dispatch.workspace import Workspace, read_exactly
 from clustertool.model.dispatch import manifest
 from clustertool.model.dispatch.manifest import Entry, Pack, Piece
 
@@ -120,7 +120,7 @@ class Shipment:
         try:
             fd = os.open(self._top + b"/" + os.fsencode(path), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
             try:
-                return exactly(fd, size, offset)
+                return read_exactly(fd, size, offset)
             finally:
                 os.close(fd)
         except OSError:

@@ -296,14 +296,14 @@ def _read_pieces(fd: int, size: int) -> tuple[bytes, list[str], bool]:
     """Read a file of `size` bytes; return its last piece, the names of all pieces, and whether it begins as a private key."""
     data, names, at, private = b"", [], 0, False
     for part in cut(size):
-        data = exactly(fd, part, at)
+        data = read_exactly(fd, part, at)
         private = private or (at == 0 and _KEY_LINE.match(data[:_KEY_LINE_LIMIT]) is not None)
         names.append(name_of(data))
         at += part
     return data, names, private
 
 
-def exactly(fd: int, size: int, at: int) -> bytes:
+def read_exactly(fd: int, size: int, at: int) -> bytes:
     """Read `size` bytes of a file from `at` on; fewer where it ends."""
     data = os.pread(fd, size, at)
     while data and len(data) < size and (more := os.pread(fd, size - len(data), at + len(data))):
