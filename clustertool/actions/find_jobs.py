@@ -13,7 +13,7 @@ from clustertool.fleet.fleet import Fleet
 from clustertool.model.config.folded_names import fold, grouped
 from clustertool.model.config.hosts import Host
 from clustertool.model.hints import PROGRAM
-from clustertool.model.job.job_names import can_mean, meant
+from clustertool.model.job.job_names import can_mean, find_meant
 from clustertool.model.job.node_status import NodePart, read_part
 from clustertool.model.job.outcome import COORDINATOR_NODE
 from clustertool.model.job.state import decide
@@ -413,7 +413,7 @@ def _names_of_epochs(lists: Iterable[Sequence[str]]) -> list[str]:
 
 def _select_meant(found: list[ListedJob], prefix: str) -> list[ListedJob]:
     """Select the jobs that `prefix` means by id, requested id or name; all of them for ""."""
-    return meant(prefix, found, lambda job: (job["id"], job["asked"], job["name"])) if prefix else found
+    return find_meant(prefix, found, lambda job: (job["id"], job["asked"], job["name"])) if prefix else found
 
 
 def _choose_by_prefix(found: list[ListedJob], prefix: str, running: bool) -> ListedJob:

@@ -168,7 +168,7 @@ def cluster_of_launcher(caller: Caller, selection: Selection, named: NamedNodes,
         found = this_machine.with_job_python(this_machine.own_cluster(folder, known))
         slots = zip(found.hosts, asked or found.hosts)
         found = replace(found, hosts=tuple(host.with_slots(one) for host, one in slots))
-        found = shell_variables.obey(found, os.environ, named.devices)
+        found = shell_variables.apply_to(found, os.environ, named.devices)
         if named.own_address:
             found = replace(found, hosts=(replace(found.hosts[0], address=named.own_address),))
         source = f"{source}, this machine alone" if source else "none found, this machine alone"
@@ -177,7 +177,7 @@ def cluster_of_launcher(caller: Caller, selection: Selection, named: NamedNodes,
         found = replace(base, hosts=pick(base.hosts, asked))
         source = ", ".join(filter(None, (source, f"nodes of {named.option}")))
         if "HOSTS" not in values:
-            found = shell_variables.obey(found, os.environ, named.devices)
+            found = shell_variables.apply_to(found, os.environ, named.devices)
     else:
         assert known is not None
         found = known
@@ -203,7 +203,7 @@ def cluster_of_meeting(caller: Caller, conf: Conf, nodes: int, folder: Path, dev
     found = replace(found, hosts=(host,), env=known.env if known else ())
     caller.note(f"conf: {conf.source or 'none found'}, this machine and {count(nodes - 1, 'other')}")
     _note_python(caller, found)
-    return shell_variables.obey(found, os.environ, devices)
+    return shell_variables.apply_to(found, os.environ, devices)
 
 
 def _without_hosts(conf: Conf) -> Cluster | None:

@@ -12,7 +12,7 @@ from contextlib import ContextDecorator
 from typing import TypeVar
 
 from clustertool.errors import ClustertoolError, InternalError, JobFailed, singles
-from clustertool.model.hints import PROGRAM, filled
+from clustertool.model.hints import PROGRAM, fill_program
 from clustertool.show.program_name import commanded
 
 _Method = TypeVar("_Method", bound=Callable[..., object])
@@ -24,7 +24,7 @@ _OTHERS = {"workspace": "job"}  # the parameter of an option with another name
 
 def plain(text: str) -> str:
     """Replace the placeholder of the program in the hints of a text by the name of the command."""
-    return filled(text, commanded())
+    return fill_program(text, commanded())
 
 
 def _parameter(option: re.Match[str]) -> str:

@@ -15,7 +15,7 @@ from clustertool.model.config.cluster import Cluster
 from clustertool.model.config.job import JobSpec
 from clustertool.model.dispatch import portions as plan
 from clustertool.model.dispatch.portions import Portions
-from clustertool.model.facts import ByNode, sharing
+from clustertool.model.facts import ByNode, nodes_sharing_root
 from clustertool.model.planning.plan import readers
 from clustertool.model.planning.shards import refuse_links
 
@@ -106,7 +106,7 @@ def send_from(
 
 def _note_shared(caller: Caller, facts: ByNode) -> None:
     """Print how many nodes share ROOT_DIR, if some do."""
-    shared = sharing(facts)
+    shared = nodes_sharing_root(facts)
     if shared:
         caller.remark(f"{len(shared)} nodes share ROOT_DIR: each works in its own node<id>/, content is sent once")
 

@@ -23,7 +23,7 @@ from clustertool.fleet import this_machine, this_user
 from clustertool.fleet.this_user import NoHome
 from clustertool.model.config.cluster import KEYS, Cluster, read_cluster
 from clustertool.model.config.hosts import Host, valid_host, valid_user
-from clustertool.model.job.job_names import meant
+from clustertool.model.job.job_names import find_meant
 from clustertool.model.paths import is_job_id
 from clustertool.model.quantities import HIGHEST_PORT, whole
 from clustertool.node.storage import files
@@ -90,7 +90,7 @@ class JobPlaces:
             if not entry.asked:  # an id that the tool has made: no other job is meant
                 return entry.job()
         stored = self._read_files(this_user.job_files(self._dir))
-        found = meant(text, stored, lambda entry: (entry.id, entry.asked, entry.name))
+        found = find_meant(text, stored, lambda entry: (entry.id, entry.asked, entry.name))
         if any(entry.reach != found[0].reach for entry in found):
             listed = ", ".join(entry.id for entry in found[:8])
             raise UsageError(f"--job {text!r} is not unique: {listed}", "write more of it")

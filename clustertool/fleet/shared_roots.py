@@ -6,7 +6,7 @@ import secrets
 from dataclasses import replace
 
 from clustertool.fleet.fleet import Fleet
-from clustertool.model.facts import ByNode, Facts, may_share
+from clustertool.model.facts import ByNode, Facts, nodes_that_may_share_root
 from clustertool.model.wire.agent_answers import SeenAnswer
 from clustertool.model.wire.agent_requests import Step
 from clustertool.model.wire.messages import MEET
@@ -18,7 +18,7 @@ def confirm_root_ids(fleet: Fleet, facts: ByNode) -> dict[int, Facts]:
     Nodes with equal probes write a mark into their ROOT_DIR, list the marks that they see, and remove them. Where all probes
     differ, nothing is written.
     """
-    doubtful = set(may_share(facts))
+    doubtful = set(nodes_that_may_share_root(facts))
     if not doubtful:
         return dict(facts)
     token = secrets.token_hex(8)

@@ -52,7 +52,7 @@ def numbers(names: Sequence[str]) -> Dict[int, int]:
     return {int(name): at for at, name in enumerate(names) if name.isdecimal()}
 
 
-def one_each(names: Sequence[str]) -> bool:
+def has_mig_instance(names: Sequence[str]) -> bool:
     """Check whether a name is that of a MIG instance. A process can then use only the first device that it sees."""
     return any(name.startswith(_MIG) for name in names)
 
@@ -68,7 +68,7 @@ _MODE = "as root there: nvidia-smi -c DEFAULT"
 _SLOW = "check its cooling and its power supply: one slow card slows all"
 
 
-class Ill(NamedTuple):
+class Fault(NamedTuple):
     """A fault of a card, and its fix. level: warn, or error for what breaks a job."""
 
     level: str
@@ -76,39 +76,39 @@ class Ill(NamedTuple):
     fix: str
 
 
-def ills(card: "Card", shared: bool = False) -> List[Ill]:
+def find_faults(card: "Card", shared: bool = False) -> List[Fault]:
     """List the faults of a card; if its driver reports a problem, only this one.
 
     card: as node/devices/read.py reports it. shared: several ranks of the job would have it, a fault in an exclusive mode.
     """
     problem = str(card.get("problem") or "")
     if problem:
-        return [Ill("warn" if problem == "health: Warning" else "error", problem, _AWAY)]
+        return [Fault("warn" if problem == "health: Warning" else "error", problem, _AWAY)]
     found = []
     if card.get("compute_mode") == "prohibited":
-        found.append(Ill("error", "compute mode prohibited: no process can compute on it", _MODE))
+        found.append(Fault("error", "compute mode prohibited: no process can compute on it", _MODE))
     elif shared and exclusive(card):
-        found.append(Ill("warn", f"{card['compute_mode']}, and several ranks would share it", _MODE))
+        found.append(Fault("warn", f"{card['compute_mode']}, and several ranks would share it", _MODE))
     if card.get("repair") == "failed":
-        found.append(Ill("error", "bad memory that it can't replace any more", _FAILED))
+        found.append(Fault("error", "bad memory that it can't replace any more", _FAILED))
     number = card.get("ecc_uncorrected") or 0
     if number:
-        found.append(Ill("warn", f"{number} uncorrected ECC error{'s' * (number != 1)}", _MEMORY))
+        found.append(Fault("warn", f"{number} uncorrected ECC error{'s' * (number != 1)}", _MEMORY))
     if card.get("repair") == "pending":
-        found.append(Ill("warn", "bad memory in use until it is reset", _MEMORY))
+        found.append(Fault("warn", "bad memory in use until it is reset", _MEMORY))
     return found + _heat(card)
 
 
-def _heat(card: "Card") -> List[Ill]:
+def _heat(card: "Card") -> List[Fault]:
     """List the faults of a card that is too hot, or is slowed down now, except by its power cap."""
     found = []
     degrees, limit = card.get("temperature"), card.get("slowdown") or HOT
     if degrees is not None and degrees >= limit:
         known = f", it slows down at {limit} C" if card.get("slowdown") else ""
-        found.append(Ill("warn", f"{degrees} C{known}", _SLOW))
+        found.append(Fault("warn", f"{degrees} C{known}", _SLOW))
     slowing = [reason for reason in card.get("throttle") or () if reason in _SLOWING]
     if slowing:
-        found.append(Ill("warn", f"slowed down now: {', '.join(slowing)}", _SLOW))
+        found.append(Fault("warn", f"slowed down now: {', '.join(slowing)}", _SLOW))
     return found
 
 
@@ -117,9 +117,9 @@ def exclusive(card: "Card") -> bool:
     return str(card.get("compute_mode") or "").startswith("e")
 
 
-def broken(card: "Card") -> str:
+def first_error(card: "Card") -> str:
     """Return the text of a card's first fault of level error, for which no job should get it; "" if it has none."""
-    return next((ill.text for ill in ills(card) if ill.level == "error"), "")
+    return next((fault.text for fault in find_faults(card) if fault.level == "error"), "")
 
 
 IN_USE_FIX = "wait for it with --wait, or take others with --devices (auto: those that are free)"

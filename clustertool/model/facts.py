@@ -143,10 +143,10 @@ def read_facts(node: int, answer: object) -> Facts:
     return replace(read(Facts, answer), node=node)
 
 
-def may_share(facts: ByNode) -> FrozenSet[int]:
+def nodes_that_may_share_root(facts: ByNode) -> FrozenSet[int]:
     """Return the nodes that may share ROOT_DIR: those with the same root_hint, if they are on more than one machine.
 
-    Of nodes of one machine sharing() knows it.
+    Of nodes of one machine nodes_sharing_root() knows it.
     """
     by_hint: Dict[str, list[int]] = {}
     for node, fact in facts.items():
@@ -155,7 +155,7 @@ def may_share(facts: ByNode) -> FrozenSet[int]:
     return frozenset(node for nodes in groups for node in nodes)
 
 
-def sharing(facts: ByNode) -> FrozenSet[int]:
+def nodes_sharing_root(facts: ByNode) -> FrozenSet[int]:
     """Return the nodes whose ROOT_DIR has the root_id of another node's (a home on NFS, or two entries for one machine)."""
     by_root: Dict[str, list[int]] = {}
     for node, fact in facts.items():

@@ -11,15 +11,15 @@ from __future__ import annotations
 PROGRAM = "\ud800{clustertool}"
 
 
-def filled(text: str, program: str) -> str:
+def fill_program(text: str, program: str) -> str:
     """Replace the placeholder of the program in commands by its name."""
     return text.replace(PROGRAM, program)
 
 
-def filled_value(value: object, program: str) -> object:
+def fill_program_in_value(value: object, program: str) -> object:
     """Replace the placeholder of the program in all texts of a value of JSON. Keys are not changed."""
     if isinstance(value, dict):
-        return {key: filled_value(item, program) for key, item in value.items()}
+        return {key: fill_program_in_value(item, program) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [filled_value(item, program) for item in value]
-    return filled(value, program) if isinstance(value, str) else value
+        return [fill_program_in_value(item, program) for item in value]
+    return fill_program(value, program) if isinstance(value, str) else value

@@ -17,7 +17,7 @@ from statistics import median
 
 from clustertool import __version__
 from clustertool.model.config.folded_names import fold, grouped, ranges
-from clustertool.model.hints import filled
+from clustertool.model.hints import fill_program
 from clustertool.model.job.state_names import JobState, NodeState, RankState
 from clustertool.model.quantities import count, human_bytes, human_seconds
 from clustertool.model.roles import role_name
@@ -514,7 +514,7 @@ def _escaped(children: Child) -> Html:
         return Html("")
     if isinstance(children, (list, tuple)):
         return Html("".join(map(_escaped, children)))
-    return Html(escape(filled(str(children), commanded())))
+    return Html(escape(fill_program(str(children), commanded())))
 
 
 # -- charts: inline SVG that scales with the page; labels are HTML, readable on a small screen too ---------------------

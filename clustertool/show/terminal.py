@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from typing import TextIO, cast
 
-from clustertool.model.hints import filled, filled_value
+from clustertool.model.hints import fill_program, fill_program_in_value
 from clustertool.model.masking import Hide
 from clustertool.show.program_name import commanded
 from clustertool.watch.sanitize import harmless, harmless_lines
@@ -104,7 +104,7 @@ class Terminal:
 
     def json(self, value: object, lines: bool = False) -> None:
         """Write `value` to stdout as one JSON document of several lines, or with `lines` of one line. It is ASCII only."""
-        text = json.dumps(filled_value(value, self._program), indent=None if lines else 2, default=str)
+        text = json.dumps(fill_program_in_value(value, self._program), indent=None if lines else 2, default=str)
         self.write(text.replace("\x7f", "\\u007f") + "\n")
 
     def write(self, text: str) -> None:
@@ -122,7 +122,7 @@ class Terminal:
 
         Measure and align only such texts.
         """
-        return self._out.encodable(harmless(filled(text, self._program)))
+        return self._out.encodable(harmless(fill_program(text, self._program)))
 
     def paint(self, text: str, style: str) -> str:
         """Colour a text if stdout takes colours. style: one of STYLES or an ANSI number."""
@@ -156,7 +156,7 @@ class Terminal:
 
     def _message(self, text: str) -> str:
         """Fill in the program's name, spell out control characters, and indent the further lines."""
-        return harmless_lines(filled(text, self._program), _INDENT)
+        return harmless_lines(fill_program(text, self._program), _INDENT)
 
     def _write_err(self, text: str) -> None:
         """Write to stderr after all of stdout, or to the live display if stderr is a terminal."""

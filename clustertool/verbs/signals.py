@@ -16,7 +16,7 @@ from collections.abc import Callable
 from types import FrameType
 
 from clustertool.errors import Interrupted, Terminated
-from clustertool.model.hints import PROGRAM, filled
+from clustertool.model.hints import PROGRAM, fill_program
 from clustertool.model.rank_signals import FOR_RANKS, in_step
 from clustertool.show.program_name import commanded
 
@@ -93,7 +93,7 @@ def pause(seconds: float) -> None:
 
 def _with_program_name(text: str) -> str:
     """Replace the placeholder of the program in a text by the name that the user has typed."""
-    return filled(text, commanded())
+    return fill_program(text, commanded())
 
 
 def _on_signal_for_ranks(number: int, frame: FrameType | None) -> None:

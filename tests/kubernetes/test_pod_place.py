@@ -11,7 +11,7 @@ from clustertool.model.config.cluster import read_cluster
 from clustertool.model.config.job import Options, read_job
 from clustertool.model.facts import Identity
 from clustertool.model.joining import join_file
-from clustertool.model.joining.engine_place import join_timeout_of, placed
+from clustertool.model.joining.engine_place import join_timeout_of, with_engine_place
 from clustertool.model.joining.join_file import EngineSettings, JoinFile, MeetingPoint, OwnSettings
 from clustertool.model.joining.join_plan import Arrival, cluster_of
 
@@ -45,16 +45,18 @@ def file(**fields: Any) -> JoinFile:
     ],
 )
 def test_the_node_of_a_pod(environ: dict[str, str], node: int):
-    join = placed(file(), environ)
+    join = with_engine_place(file(), environ)
     assert (join.index, join.own.name, join.names) == (node, NAMES[node], NAMES)
     assert join.coordinator == MeetingPoint("ct-x-trainer-0.ct-x", 7170)
 
 
 def test_the_host_of_the_coordinator_comes_from_the_operator():
     environ = {"CLUSTERTOOL_FIRST_NODE": "0", "PADDLE_TRAINER_ID": "1", "PADDLE_TRAINERS": "10.0.0.5,10.0.0.6"}
-    assert placed(file(coordinator=MeetingPoint("", 7170)), environ).coordinator == MeetingPoint("10.0.0.5", 7170)
+    assert with_engine_place(file(coordinator=MeetingPoint("", 7170)), environ).coordinator == MeetingPoint(
+        "10.0.0.5", 7170
+    )
     with pytest.raises(UsageError, match="PADDLE_TRAINERS is not set"):
-        placed(file(coordinator=MeetingPoint("", 7170)), {**environ, "PADDLE_TRAINERS": ""})
+        with_engine_place(file(coordinator=MeetingPoint("", 7170)), {**environ, "PADDLE_TRAINERS": ""})
 
 
 @pytest.mark.parametrize(
@@ -69,7 +71,7 @@ def test_the_host_of_the_coordinator_comes_from_the_operator():
 )
 def test_variables_of_no_pod(environ: dict[str, str], what: str):
     with pytest.raises(UsageError, match=what):
-        placed(file(), environ)
+        with_engine_place(file(), environ)
 
 
 def test_each_node_plays_its_role():

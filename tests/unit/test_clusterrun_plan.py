@@ -227,7 +227,7 @@ def test_devices_of_the_shell_that_mean_nothing_here(value: str, what: str, fix:
         visible(environ)
     assert what in caught.value.what and fix in caught.value.fix
     assert visible(environ, strict=False) is None
-    assert shell_variables.obey(CLUSTER, environ, chosen=True) == CLUSTER
+    assert shell_variables.apply_to(CLUSTER, environ, chosen=True) == CLUSTER
 
 
 SHELL = {
@@ -245,7 +245,7 @@ SHELL = {
 
 def test_the_shell_of_clusterrun_counts_on_nodes() -> None:
     cluster = cluster_of(hosts(2), ENV={"PADDLE_LAUNCH_LOG": "conf"})
-    shown = shell_variables.obey(cluster, SHELL, chosen=False)
+    shown = shell_variables.apply_to(cluster, SHELL, chosen=False)
     facts = facts_of(shown, device_kind="gpu", devices=(0, 1, 2, 3), devices_seen=True)
     made = plan_of(shown, facts=facts)
     assert [process.devices for process in of_role(made, "trainer")] == [(2,), (3,)] * 2
@@ -257,11 +257,11 @@ def test_the_shell_of_clusterrun_counts_on_nodes() -> None:
     note = shell_variables.note(shown, SHELL)
     assert note.startswith("from this shell: CUDA_VISIBLE_DEVICES=2,3 is for every node (env -u CUDA_VISIBLE_DEVICES: ")
     assert note.endswith("; FLAGS_cudnn_deterministic, PADDLE_PG_TIMEOUT are passed on")
-    assert shell_variables.note(shell_variables.obey(CLUSTER, {"MINE": "7"}, chosen=False), {"MINE": "7"}) == ""
+    assert shell_variables.note(shell_variables.apply_to(CLUSTER, {"MINE": "7"}, chosen=False), {"MINE": "7"}) == ""
 
 
 def test_a_device_of_the_shell_that_a_node_lacks() -> None:
-    shown = shell_variables.obey(CLUSTER, {"CUDA_VISIBLE_DEVICES": "9"}, chosen=False)
+    shown = shell_variables.apply_to(CLUSTER, {"CUDA_VISIBLE_DEVICES": "9"}, chosen=False)
     facts = facts_of(shown, device_kind="gpu", devices=(0, 1), devices_seen=True)
     with pytest.raises(Several, match=r"there is no device 9 \(CUDA_VISIBLE_DEVICES of this shell\)"):
         plan_of(shown, facts=facts)
@@ -271,7 +271,7 @@ def test_a_device_of_the_shell_that_a_node_lacks() -> None:
 @pytest.mark.parametrize("value", ["-1", "NoDevFiles", ""])
 def test_a_shell_that_shows_no_device_hides_those_of_nodes(variable: str, value: str) -> None:
     """Of every process: no other variable keeps it from the devices of its node."""
-    shown = shell_variables.obey(CLUSTER, {variable: value}, chosen=False)
+    shown = shell_variables.apply_to(CLUSTER, {variable: value}, chosen=False)
     facts = facts_of(shown, device_kind="gpu", devices=(0, 1), devices_seen=True)
     for options in ({}, {"mode": "ps"}, {"mode": "rpc"}):
         for process in plan_of(shown, facts=facts, **options).processes:

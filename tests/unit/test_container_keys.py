@@ -11,7 +11,7 @@ import pytest
 from clustertool.errors import ClustertoolError, ConfigError, DataError, UsageError
 from clustertool.model.config.cluster import Cluster, read_cluster
 from clustertool.model.config.job import JobSpec, Options, read_job
-from clustertool.model.container.container_options import refused
+from clustertool.model.container.container_options import describe_refused
 from clustertool.model.container.container_settings import ContainerSettings
 
 ROOT = Path(__file__).parents[2]
@@ -127,7 +127,7 @@ def test_mode_mpi_has_no_containers() -> None:
     --log-driver=none --entrypoint=sh --pull=always -- -Pd""".split(),
 )
 def test_options_that_the_tool_sets_are_refused(option: str) -> None:
-    assert refused(["--shm-size=1g", option], "auto").startswith(option if option != "--" else "'--'")
+    assert describe_refused(["--shm-size=1g", option], "auto").startswith(option if option != "--" else "'--'")
 
 
 def test_other_options_are_taken() -> None:
@@ -142,22 +142,22 @@ def test_other_options_are_taken() -> None:
         "--security-opt",
         "seccomp=unconfined",
     ]
-    assert refused(options, "docker") == ""
-    assert refused(["--nv", "--writable-tmpfs", "--overlay", "/a.img", "-e"], "apptainer") == ""
+    assert describe_refused(options, "docker") == ""
+    assert describe_refused(["--nv", "--writable-tmpfs", "--overlay", "/a.img", "-e"], "apptainer") == ""
 
 
 def test_an_argument_that_would_be_the_image_is_refused() -> None:
-    assert "alpine" in refused(["alpine"], "auto")
-    assert "alpine" in refused(["--privileged", "alpine"], "auto")
-    assert "alpine" in refused(["--shm-size=8g", "alpine"], "auto")
-    assert "alpine" in refused(["--shm-size", "8g", "alpine"], "auto")
+    assert "alpine" in describe_refused(["alpine"], "auto")
+    assert "alpine" in describe_refused(["--privileged", "alpine"], "auto")
+    assert "alpine" in describe_refused(["--shm-size=8g", "alpine"], "auto")
+    assert "alpine" in describe_refused(["--shm-size", "8g", "alpine"], "auto")
 
 
 @pytest.mark.parametrize(
     "option", "--pwd=/ --bind=/a -B/a --env=A=1 --containall -C -eC --net -n --home=/x --pid".split()
 )
 def test_options_of_apptainer_that_the_tool_sets_are_refused(option: str) -> None:
-    assert refused([option], "apptainer").startswith(option)
+    assert describe_refused([option], "apptainer").startswith(option)
 
 
 def test_the_documentation_has_each_key() -> None:

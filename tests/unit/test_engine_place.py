@@ -8,7 +8,7 @@ import pytest
 
 from clustertool.errors import ConfigError, DataError, UsageError
 from clustertool.model.config.job import Options, read_job
-from clustertool.model.joining.engine_place import placed
+from clustertool.model.joining.engine_place import with_engine_place
 from clustertool.model.joining.join_file import EngineSettings, JoinFile, MeetingPoint, check, from_json, to_json
 from clustertool.model.launcher_variables import cpus_of_task
 from clustertool.model.slurm.slurm_answers import read_node_list
@@ -54,7 +54,7 @@ def test_the_place_is_that_of_slurm() -> None:
     """The join file has neither the index nor the host: all machines have the same one."""
     join = from_json(to_json(JOIN))
     assert join == JOIN and (join.engine, join.of_engine.keep_bundle) == ("slurm", True)
-    found = check(placed(join, TASK))
+    found = check(with_engine_place(join, TASK))
     names = ("gpu03", "gpu07", "gpu08")
     assert found == replace(join, index=2, coordinator=MeetingPoint("gpu03", 7000), own=found.own, names=names)
     assert found.own == replace(join.own, name="gpu08")
@@ -62,7 +62,7 @@ def test_the_place_is_that_of_slurm() -> None:
 
 def test_without_an_engine_its_variables_do_not_count() -> None:
     join = made(index=None)
-    assert placed(join, TASK) == join and (join.engine, join.of_engine.keep_bundle) == ("", False)
+    assert with_engine_place(join, TASK) == join and (join.engine, join.of_engine.keep_bundle) == ("", False)
 
 
 @pytest.mark.parametrize(
@@ -79,7 +79,7 @@ def test_without_an_engine_its_variables_do_not_count() -> None:
 )
 def test_what_is_no_place(changed: dict[str, str], named: str) -> None:
     with pytest.raises(UsageError, match=named):
-        placed(JOIN, {**TASK, **changed})
+        with_engine_place(JOIN, {**TASK, **changed})
 
 
 def elastic(nnodes: str) -> JoinFile:
@@ -88,16 +88,16 @@ def elastic(nnodes: str) -> JoinFile:
 
 
 def test_an_elastic_job_has_the_nodes_that_slurm_has_found() -> None:
-    found = check(placed(elastic("2:4"), TASK))
+    found = check(with_engine_place(elastic("2:4"), TASK))
     assert (found.index, found.nnodes, found.names[2]) == (2, 3, "gpu08")
     for range_of_nodes in ("4:5", "1:2"):
         with pytest.raises(UsageError, match=f"node 2 of 3, and the job has {range_of_nodes} nodes"):
-            placed(elastic(range_of_nodes), TASK)
+            with_engine_place(elastic(range_of_nodes), TASK)
 
 
 def test_an_engine_that_is_not_known() -> None:
     with pytest.raises(DataError, match="the engine 'later'"):
-        placed(replace(JOIN, engine="later"), TASK)
+        with_engine_place(replace(JOIN, engine="later"), TASK)
 
 
 def test_ranks_get_no_variable_of_a_task() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from cases import IDENTITY, cluster_of, facts_of, hosts, job_of, plan_of
 
-from clustertool.model.facts import Facts, read_facts, sharing
+from clustertool.model.facts import Facts, nodes_sharing_root, read_facts
 from clustertool.model.planning.plan import as_dict, given_facts, needs_probe, plan
 
 
@@ -41,7 +41,7 @@ def test_a_machine_is_a_boot_and_a_network_namespace() -> None:
 
 def test_nodes_that_share_their_root() -> None:
     ids = ["x", "y", "x", "", ""]
-    assert sharing({node: Facts(node, root_id=root) for node, root in enumerate(ids)}) == {0, 2}
+    assert nodes_sharing_root({node: Facts(node, root_id=root) for node, root in enumerate(ids)}) == {0, 2}
 
 
 def test_holders_as_text() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from cases import cluster_of, facts_of, hosts, plan_of
 
-from clustertool.model.cards import broken
+from clustertool.model.cards import first_error
 from clustertool.model.checks.device_counts import CHECKS, inventory, nodes_to_ask, shared_cards
 from clustertool.model.finding import Finding, cells
 
@@ -166,7 +166,7 @@ ILL: list[tuple[dict[str, Any], str, str]] = [
 @pytest.mark.parametrize("card, level, text", ILL)
 def test_a_sick_card(card: dict[str, Any], level: str, text: str) -> None:
     assert wrong(sample(report(8, {5: card}), report(8))) == [(0, "health", level, f"gpu 5: {text}")]
-    assert bool(broken(card)) == (level == "error")
+    assert bool(first_error(card)) == (level == "error")
 
 
 def test_cards_with_the_same_fault_are_reported_together() -> None:

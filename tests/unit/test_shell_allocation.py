@@ -40,8 +40,10 @@ def test_the_allocation_of_a_shell(environ: dict[str, str], found: ShellAllocati
 def test_a_plan_shows_what_the_nodes_have() -> None:
     found = shell_allocation({**SALLOC, "SLURM_GPUS_PER_NODE": "a100:2"})
     assert found is not None
-    assert found.seen(SlurmSettings(nodes=3)) == SlurmSettings(nodes=3, cpus_per_node=4, gpus_per_node="a100:2")
-    assert found.seen(SlurmSettings(cpus_per_node=2)).cpus_per_node == 2
+    assert found.with_resources(SlurmSettings(nodes=3)) == SlurmSettings(
+        nodes=3, cpus_per_node=4, gpus_per_node="a100:2"
+    )
+    assert found.with_resources(SlurmSettings(cpus_per_node=2)).cpus_per_node == 2
 
 
 def test_a_step_has_no_settings_that_ask_for_resources() -> None:

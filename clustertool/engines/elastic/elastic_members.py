@@ -25,7 +25,7 @@ from clustertool.fleet.fleet import Fleet, module_request
 from clustertool.fleet.joining import join_process
 from clustertool.model.config.cluster import Cluster
 from clustertool.model.config.hosts import Host
-from clustertool.model.facts import ByNode, Facts, read_facts, sharing
+from clustertool.model.facts import ByNode, Facts, nodes_sharing_root, read_facts
 from clustertool.model.hints import PROGRAM
 from clustertool.model.job.stop_result import read_undo
 from clustertool.model.joining.join_errors import read_error
@@ -64,7 +64,7 @@ class HostMember:
 
 def build_members(cluster: Cluster, facts: ByNode, request: RunRequest) -> tuple[HostMember, ...]:
     """Build a member of each host: its facts, the directory for its jobs, and the job whose output it copies."""
-    shared, resumed = sharing(facts), request.resumed
+    shared, resumed = nodes_sharing_root(facts), request.resumed
     found = []
     for host in cluster.hosts:
         fact = facts[host.index]

@@ -96,7 +96,7 @@ class SlurmStart(Starter):
         documents = (Document(SCRIPT, self._script()),)
         if not request.wish.dry:
             return Submission(self._identity.job_id, None, documents)
-        shown = self._allocation.seen(self._settings) if self._allocation else self._settings
+        shown = self._allocation.with_resources(self._settings) if self._allocation else self._settings
         plan = queued_request.expected_plan(request, nodes_of_slurm(shown, facts), self._identity)
         stands = (
             f"{elastic_plan.describe_plan(plan, request.cluster)}; {_STANDS}"

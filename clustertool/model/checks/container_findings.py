@@ -11,7 +11,7 @@ from clustertool.model.container.container_settings import ContainerSettings
 from clustertool.model.facts import ByNode, ContainerFacts, Facts
 from clustertool.model.finding import Finding
 from clustertool.model.job.outcome import some
-from clustertool.model.planning.devices import kind_of
+from clustertool.model.planning.devices import choose_device_kind
 from clustertool.model.quantities import human_bytes
 
 COLUMN = "container"
@@ -103,7 +103,7 @@ def _judge_room(settings: ContainerSettings, one: ContainerFacts, client: str, s
 def _wants_gpus(cluster: Cluster, settings: ContainerSettings, fact: Facts) -> bool:
     """Check whether ranks there get GPUs of NVIDIA, and the user's own options do not already add them."""
     chosen = any(mark in option for option in settings.options for mark in CHOSEN)
-    return bool(fact.devices) and fact.device_kind == kind_of(cluster, fact) == "gpu" and not chosen
+    return bool(fact.devices) and fact.device_kind == choose_device_kind(cluster, fact) == "gpu" and not chosen
 
 
 def _judge_gpus(one: ContainerFacts) -> List[Verdict]:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Dict, FrozenSet, Iterable, List, Mapping, Optional, Sequence, Tuple
 
-from clustertool.model.cards import IN_USE_FIX, Ill, computing, describe, exclusive, holder, ills, in_use
+from clustertool.model.cards import IN_USE_FIX, Fault, computing, describe, exclusive, find_faults, holder, in_use
 from clustertool.model.checks.across_nodes import most_common
 from clustertool.model.config.cluster import Cluster
 from clustertool.model.config.hosts import Host
 from clustertool.model.facts import ByNode
 from clustertool.model.finding import Finding
-from clustertool.model.planning.devices import TWICE_FIX, given_twice, kind_of
+from clustertool.model.planning.devices import TWICE_FIX, choose_device_kind, given_twice
 from clustertool.model.planning.plan import Plan
 from clustertool.model.quantities import human_bytes
 
@@ -31,7 +31,9 @@ def nodes_to_ask(cluster: Cluster, facts: ByNode) -> List[int]:
     """Select the nodes with cards that a job may use; none if CHECKS_OFF has all of CHECKS."""
     if set(CHECKS) <= set(cluster.checks_off):
         return []
-    with_some = [node for node, fact in sorted(facts.items()) if fact.devices and kind_of(cluster, fact) != "cpu"]
+    with_some = [
+        node for node, fact in sorted(facts.items()) if fact.devices and choose_device_kind(cluster, fact) != "cpu"
+    ]
     return [node for node in with_some if cluster.hosts[node].devices != ()]
 
 
@@ -86,7 +88,7 @@ def _counts(hosts: Mapping[int, Host], facts: ByNode, reports: Reports) -> List[
 def _one_machine(cluster: Cluster, facts: ByNode) -> List[Finding]:
     """Report nodes of one machine that would get the same devices: an error, or a warning where their names show the intent."""
     hosts = [host for host in cluster.hosts if host.index in facts and (host.plays("trainer") or host.plays("heter"))]
-    kinds = {host.index: kind_of(cluster, facts[host.index]) for host in hosts}
+    kinds = {host.index: choose_device_kind(cluster, facts[host.index]) for host in hosts}
     given = {
         host.index: host.on_slots(facts[host.index].devices) if host.devices is None else host.devices
         for host in hosts
@@ -150,7 +152,7 @@ def _health(node: int, report: DevicesAnswer, cards: Sequence[Card], twice: Froz
     if unknown and kind == "gpu" and not report.get("problem"):
         ill["error", "the driver does not know it", _COUNT_FIX] = unknown
     for card in cards:
-        for key in _by_level(ills(card, card["index"] in twice)):
+        for key in _by_level(find_faults(card, card["index"] in twice)):
             ill.setdefault(key, []).append(card["index"])
     for (level, text, fix), ids in ill.items():
         found.append(Finding(node, "health", level, f"{_ids(kind, ids)}: {text}", fix))
@@ -159,7 +161,7 @@ def _health(node: int, report: DevicesAnswer, cards: Sequence[Card], twice: Froz
     return found or [Finding(node, "health", "ok", "persistence mode off" if wakes else "ok")]
 
 
-def _by_level(found: Sequence[Ill]) -> List[Tuple[str, str, str]]:
+def _by_level(found: Sequence[Fault]) -> List[Tuple[str, str, str]]:
     """Join the faults of a card by level: (level, all texts, all fixes)."""
     levels = []
     for level in dict.fromkeys(ill.level for ill in found):

@@ -13,7 +13,7 @@ from clustertool.errors import ClustertoolError, ConfigError, DataError, UsageEr
 from clustertool.model.config import workspace_rights
 from clustertool.model.config.job_tables import Toml
 from clustertool.model.config.value_readers import Reader, one_of, read_values
-from clustertool.model.container.container_options import refused
+from clustertool.model.container.container_options import describe_refused
 from clustertool.model.container.container_runtimes import APPTAINER, AUTO, PULLS, RUNTIMES, only_for_apptainer
 from clustertool.model.container.container_settings import ContainerSettings
 
@@ -76,7 +76,7 @@ def _require_consistent(settings: ContainerSettings, error: Type[ClustertoolErro
         what = f"{where}: {settings.runtime} cannot run the image {settings.image!r}"
         raise error(what, f"runtime = {APPTAINER!r}, or an image of a registry")
     runtime = APPTAINER if only_for_apptainer(settings.image) else settings.runtime
-    wrong = refused(settings.options, runtime)
+    wrong = describe_refused(settings.options, runtime)
     if wrong:
         raise error(f"{where}: options has {wrong!r}", "leave it out")
     return settings

@@ -49,7 +49,7 @@ _FLAGS: FrozenSet[str] = frozenset(
 _SHORT_FLAGS = "ditqPeciCfuwn"  # several of them may stand behind one dash
 
 
-def refused(options: Sequence[str], runtime: str) -> str:
+def describe_refused(options: Sequence[str], runtime: str) -> str:
     """Describe why the first option that a user may not add does not fit, with its name; "" if all fit.
 
     runtime: as in the settings; with "auto" the options are those of docker and podman.

@@ -11,7 +11,7 @@ from typing import Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
 
 from clustertool.errors import NotFound, UsageError
 from clustertool.model.hints import PROGRAM
-from clustertool.model.job.job_names import meant
+from clustertool.model.job.job_names import find_meant
 from clustertool.model.job.node_status import EarlierRow
 from clustertool.model.job.state import decide
 from clustertool.model.job.state_names import OUTCOMES, JobState
@@ -162,7 +162,7 @@ def same_work(earlier: Sequence[EarlierJob], kin: Kinship) -> Optional[EarlierJo
 
 def named_job(earlier: Sequence[EarlierJob], text: str) -> EarlierJob:
     """Find the ended job that --resume names, by its id, a unique beginning of it, or its name. Raises NotFound, UsageError."""
-    found = meant(text, earlier, lambda job: (job.id, job.asked, job.name))
+    found = find_meant(text, earlier, lambda job: (job.id, job.asked, job.name))
     if not found:
         raise NotFound(f"--resume {text}: these nodes have no such job", _LIST)
     if len(found) > 1:

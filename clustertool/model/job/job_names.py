@@ -25,7 +25,7 @@ def is_named(text: str, job: str, asked: str, name: str) -> bool:
     return text in (job, asked, name) or (bool(asked) and asked == job and text == f"{asked}-1")
 
 
-def meant(text: str, jobs: Sequence[Job], names: Callable[[Job], Tuple[str, str, str]]) -> List[Job]:
+def find_meant(text: str, jobs: Sequence[Job], names: Callable[[Job], Tuple[str, str, str]]) -> List[Job]:
     """Select the jobs that `text` means: the first one of which it is a complete name, else all whose ids it begins.
 
     `jobs`: the newest first. names: id, asked and name of a job.

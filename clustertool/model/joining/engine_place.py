@@ -21,7 +21,7 @@ _SRUN = "start it with: srun --ntasks-per-node=1 python3 bundle.pyz join"
 EnginePlace = Tuple[int, Sequence[str], str]
 
 
-def placed(join: JoinFile, environ: Mapping[str, str]) -> JoinFile:
+def with_engine_place(join: JoinFile, environ: Mapping[str, str]) -> JoinFile:
     """Add to the join file what the engine states: index and name of this machine, all names, and the coordinator's host.
 
     Without an engine the file is returned unchanged. Raises DataError for an unknown engine; UsageError if the engine has not

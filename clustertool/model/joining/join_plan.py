@@ -13,7 +13,7 @@ from clustertool.model.config.cluster import Cluster
 from clustertool.model.config.hosts import Host
 from clustertool.model.config.job import JobSpec
 from clustertool.model.container.container_runtimes import MISSING, REGISTRY
-from clustertool.model.facts import ByNode, Facts, may_share, read_facts
+from clustertool.model.facts import ByNode, Facts, nodes_that_may_share_root, read_facts
 from clustertool.model.finding import Finding, Seen
 from clustertool.model.job.formats import FORMAT
 from clustertool.model.job.outcome import some
@@ -144,7 +144,7 @@ def _with_shared_roots(facts: ByNode) -> ByNode:
 
     A laptop finds this out by marks in ROOT_DIR. Here a wrong guess costs a folder name, and no round of messages.
     """
-    doubtful = may_share(facts)
+    doubtful = nodes_that_may_share_root(facts)
     return {n: replace(fact, root_id=f"hint/{fact.root_hint}") if n in doubtful else fact for n, fact in facts.items()}
 
 

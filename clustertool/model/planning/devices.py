@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any, Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from clustertool.errors import ClustertoolError, DeviceInUse, PreflightError, raise_all
-from clustertool.model.cards import IN_USE_FIX, holder, ills, in_use
+from clustertool.model.cards import IN_USE_FIX, find_faults, holder, in_use
 from clustertool.model.config.cluster import Cluster
 from clustertool.model.config.folded_names import gather
 from clustertool.model.config.hosts import Host
@@ -28,7 +28,7 @@ AUTO_FIX = "wait for them with --wait, or ask for fewer with --nproc-per-node"
 _HETER = {"gpu": "gpu", "dcu": "gpu", "xpu": "xpu"}
 
 
-def kind_of(cluster: Cluster, facts: Facts) -> str:
+def choose_device_kind(cluster: Cluster, facts: Facts) -> str:
     """Choose the kind of devices: DEVICE_KIND, else PADDLE_USE_GPU, else what the probe found."""
     if cluster.device_kind != "auto":
         return cluster.device_kind
@@ -39,9 +39,10 @@ def kind_of(cluster: Cluster, facts: Facts) -> str:
 
 def with_devices(fact: Facts, answer: Mapping[str, Any]) -> Facts:
     """Return the facts with the faults of the node's devices, and the processes on them, from its answer about devices."""
-    fault_warnings = tuple((int(card["index"]), ill.text, ill.fix) for card in answer["devices"] for ill in ills(card))
+    cards = answer["devices"]
+    faults = tuple((int(card["index"]), fault.text, fault.fix) for card in cards for fault in find_faults(card))
     used = tuple((int(index), str(process)) for index, process in answer.get("used", ()))
-    return replace(fact, used=used, ills=fault_warnings)
+    return replace(fact, used=used, ills=faults)
 
 
 def busy(facts: Facts, job_id: str) -> Dict[int, str]:
@@ -254,7 +255,7 @@ def heter_type(job: JobSpec, seat: Seat, kind: str) -> str:
     return (job.heter[seat.stage - 2].device or _HETER.get(kind, "cpu")) if seat.role == "heter" else "cpu"
 
 
-def deal(seats: Sequence[Seat], job: JobSpec, cards: Cards, kinds: Sequence[str]) -> Tuple[Seat, ...]:
+def assign_cards(seats: Sequence[Seat], job: JobSpec, cards: Cards, kinds: Sequence[str]) -> Tuple[Seat, ...]:
     """Return the seats with their cards. pservers get none, nor do trainers of a job with heter trainers.
 
     Trainers divide a node's cards evenly, or share them in turn if there are fewer. With parameter servers each gets one card,

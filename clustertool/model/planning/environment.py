@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Dict, Iterable, List, Mapping, Sequence, Tuple
 
 from clustertool.model import roles
-from clustertool.model.cards import VARIABLES, one_each
+from clustertool.model.cards import VARIABLES, has_mig_instance
 from clustertool.model.config.cluster import Cluster
 from clustertool.model.config.job import JobSpec
 from clustertool.model.facts import ByNode, Identity
@@ -356,7 +356,9 @@ def _devices(table: Table, seat: Seat) -> Env:
         hiding = table.cluster.shell_devices if collective or kind not in VARIABLES else VARIABLES[kind][0]
         hidden = {hiding: "-1"} if hiding else {}
         return {"PADDLE_DISTRI_BACKEND": "gloo", **hidden} if collective else hidden
-    setting = table.cluster.device_visibility or ("own" if one_each(table.facts[seat.node].allocated or ()) else "")
+    setting = table.cluster.device_visibility or (
+        "own" if has_mig_instance(table.facts[seat.node].allocated or ()) else ""
+    )
     seen = visible(setting, collective, seat, table.neighbours(seat))
     shown, selected = VARIABLES[kind]
     names = ",".join(table.devices(seat.node, seen))

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from typing import Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
-from clustertool.model.cards import VARIABLES, allocated, one_each
+from clustertool.model.cards import VARIABLES, allocated, has_mig_instance
 from clustertool.model.config.cluster import Cluster
 from clustertool.model.config.hosts import Host
 from clustertool.model.config.job import JobSpec
@@ -102,7 +102,7 @@ def _flags(environ: Mapping[str, str], local_rank: int, found: Tuple[str, Sequen
     """Return the variables that select a rank's device, by the launcher's variable, else by `found`; {} without devices."""
     for kind, (variable, selected) in VARIABLES.items():
         names = allocated(kind, environ)
-        if one_each(names):
+        if has_mig_instance(names):
             return {variable: names[local_rank % len(names)], selected: "0"}
         if names:
             return {selected: str(local_rank % len(names))}
@@ -126,7 +126,7 @@ def laid_over(
     return {**stay, **computed, **{name: environ[name] for name in SHELL_DEFAULTS if name in environ}}
 
 
-def names_of(hosts: Sequence[str], counts: Sequence[int]) -> List[Host]:
+def hosts_with_ranks(hosts: Sequence[str], counts: Sequence[int]) -> List[Host]:
     """Create a host for each name, with its number of ranks."""
     pairs = enumerate(zip(hosts, counts))
     return [Host(index=index, host=name, name=name, address=name, nproc=number) for index, (name, number) in pairs]

@@ -11,7 +11,7 @@ from clustertool.model.config.cluster import Cluster
 from clustertool.model.config.hosts import Host
 from clustertool.model.config.job import JobSpec
 from clustertool.model.config.job_tables import Role
-from clustertool.model.facts import ByNode, Facts, Identity, sharing
+from clustertool.model.facts import ByNode, Facts, Identity, nodes_sharing_root
 from clustertool.model.masking import HIDDEN
 from clustertool.model.mpi import launch_command
 from clustertool.model.paths import JobPaths, base
@@ -133,9 +133,9 @@ def with_containers(made: Plan, facts: ByNode) -> Plan:
 def _seats(cluster: Cluster, job: JobSpec, facts: ByNode, job_id: str = "") -> Tuple[Tuple[str, ...], Tuple[Seat, ...]]:
     """Choose the kind of devices of each node, and assign the seats of all processes, with their devices."""
     hosts = cluster.hosts
-    kinds = tuple(devices.kind_of(cluster, facts[host.index]) for host in hosts)
+    kinds = tuple(devices.choose_device_kind(cluster, facts[host.index]) for host in hosts)
     cards = {host.index: devices.usable(host, job, facts[host.index], kinds[host.index], job_id) for host in hosts}
-    return kinds, devices.deal(ranks.assign(hosts, job, facts, cards), job, cards, kinds)
+    return kinds, devices.assign_cards(ranks.assign(hosts, job, facts, cards), job, cards, kinds)
 
 
 def readers(cluster: Cluster, job: JobSpec, facts: ByNode, listing: Sequence[str]) -> Dict[int, FrozenSet[str]]:
@@ -176,7 +176,7 @@ def _nodes(table: Table, listing: Sequence[str], passed: Pairs) -> Tuple[Planned
     trainers = len(table.roles["trainer"])
     shards = assign_shards(listing, job.shards, trainers) if job.shards else ((),) * trainers
     commands = _commands(job, listing)
-    shared = sharing(table.facts)
+    shared = nodes_sharing_root(table.facts)
     launching = launchers(table)
     contained = containers(table.cluster, job.container, table.facts)
     nodes = []
@@ -347,7 +347,7 @@ def masked(variables: Iterable[Tuple[str, str]], secrets: Sequence[str]) -> Dict
 def needs_probe(cluster: Cluster, job: JobSpec) -> bool:
     """Check whether the plan needs a probe. False when all that it would answer is given: `--dry` opens no connection then."""
     for host in cluster.hosts:
-        kind = devices.kind_of(cluster, Facts(host.index, device_kind="auto"))
+        kind = devices.choose_device_kind(cluster, Facts(host.index, device_kind="auto"))
         if job.auto_devices:
             return True
         known = kind == "cpu" or (kind != "auto" and (job.devices is not None or host.devices is not None))

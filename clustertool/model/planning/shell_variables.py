@@ -29,7 +29,7 @@ class Visible(NamedTuple):
     ids: tuple[int, ...]
 
 
-def obey(cluster: Cluster, environ: Mapping[str, str], chosen: bool) -> Cluster:
+def apply_to(cluster: Cluster, environ: Mapping[str, str], chosen: bool) -> Cluster:
     """Apply the devices and Paddle's settings of a shell to the cluster. Raises UsageError for devices that mean nothing here.
 
     chosen: the command line names devices; then a variable that cannot be used is ignored. A process on this machine inherits

@@ -52,7 +52,7 @@ class ShellAllocation:
             raise UsageError(what, f"give --cpus-per-node {self.cpus}, or leave the allocation")
         return SlurmSettings(login=settings.login, nodes=nodes, cpus_per_node=cpus)
 
-    def seen(self, settings: SlurmSettings) -> SlurmSettings:
+    def with_resources(self, settings: SlurmSettings) -> SlurmSettings:
         """Return the settings with the GPUs of the allocation's nodes, and their processors if cpus_per_node is not set.
 
         They are for the plan that --dry shows.

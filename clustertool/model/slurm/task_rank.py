@@ -10,7 +10,7 @@ from typing import Dict, List, Mapping, NamedTuple, Tuple
 
 from clustertool.errors import UsageError
 from clustertool.model.launcher_variables import of_launcher
-from clustertool.model.planning.launched_rank import RankOptions, collective_rank, laid_over, names_of
+from clustertool.model.planning.launched_rank import RankOptions, collective_rank, hosts_with_ranks, laid_over
 from clustertool.model.slurm.step_variables import node_names, number, text
 
 _SRUN = "start it as a task of srun: srun -N 2 --ntasks-per-node=4 clusterrun --under slurm train.py"
@@ -53,7 +53,7 @@ def rank_environment(environ: Mapping[str, str], options: RankOptions) -> Dict[s
     Raises UsageError.
     """
     task = read_task(environ)
-    hosts = names_of(task.hosts, task.tasks)
+    hosts = hosts_with_ranks(task.hosts, task.tasks)
     computed = collective_rank(hosts, options, f"slurm-{task.step}", task.rank, task.local_rank, environ)
     if "SLURM_CPUS_PER_TASK" in environ:
         computed["OMP_NUM_THREADS"] = environ["SLURM_CPUS_PER_TASK"]

@@ -149,7 +149,7 @@ _ENGINES: Dict[str, JoinEngine] = {"": JoinEngine(), "slurm": _Slurm(), KUBERNET
 def engine_of(join: JoinFile) -> JoinEngine:
     """Return the engine that has started the joining processes; the one for a user if there is none, or it is not known.
 
-    placed() refuses an engine that is not known.
+    with_engine_place() refuses an engine that is not known.
     """
     return _ENGINES.get(join.engine, _ENGINES[""])
 

@@ -18,7 +18,7 @@ from typing import NoReturn, Optional, Sequence
 
 from clustertool.errors import PreflightError, UsageError
 from clustertool.model.joining import join_file
-from clustertool.model.joining.engine_place import placed
+from clustertool.model.joining.engine_place import with_engine_place
 from clustertool.model.joining.join_file import JoinFile, MeetingPoint
 from clustertool.model.joining.join_offers import COORDINATOR
 from clustertool.model.quantities import HIGHEST_PORT, whole
@@ -110,7 +110,7 @@ def _with_options(join: JoinFile, given: argparse.Namespace) -> JoinFile:
     Raises UsageError, DataError.
     """
     if not (given.index and given.coordinator):
-        join = engine_of(join).with_address(placed(join, os.environ))
+        join = engine_of(join).with_address(with_engine_place(join, os.environ))
     if given.index:
         index = whole(given.index, 0, 99999)
         if index is None:
