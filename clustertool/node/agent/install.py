@@ -23,12 +23,12 @@ _PART = "new-"  # begins the name of a directory that is not complete
 def install(
     data: bytes, digest: str, place: str, safe: Callable[[str], None], complete: Callable[[str], bool]
 ) -> Tuple[str, Callable[[], None]]:
-    """Return the directory that has the code now, and what the caller calls at its end: it removes a temporary one.
+    """Write the code to `place`, or else to a temporary directory. Return the directory, and a function to call at the end.
 
-    `data`: name and text of each file, with NUL between all of them, named by its digest. `place`: the directory of
-    ~/.cache/clustertool where the code belongs. If that cannot be written, or other users can write to it, the directory is a
-    temporary one. `safe` raises OSError for a path that other users can change. `complete` returns whether a directory has all
-    files. Raises ValueError for damaged data, OSError where no directory can be written.
+    The function removes a temporary directory. `data`: name and text of each file, with NUL between all of them, named by its
+    digest. `place`: the directory of ~/.cache/clustertool where the code belongs. If that cannot be written, or other users can
+    write to it, the directory is a temporary one. `safe` raises OSError for a path that other users can change. `complete`
+    returns whether a directory has all files. Raises ValueError for damaged data, OSError where no directory can be written.
     """
     if hashlib.sha256(data).hexdigest()[:32] != digest:
         raise ValueError("the archive is damaged")

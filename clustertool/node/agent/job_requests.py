@@ -27,7 +27,10 @@ _bundles: Dict[str, bytes] = {}  # of jobs: the answer has room for a part. They
 
 
 def follow(context: Union[Agent, BaseContext], request: FollowRequest) -> Answer:
-    """Let the agent send what the request selects of a job's record, with `follow` until the job ends. Raises NotFound."""
+    """Let the agent send what the request selects of a job's record, with `follow` until the job ends.
+
+    Raises NotFound, and with `follow` PreflightError if it cannot be known whether the job runs.
+    """
     record = record_of(context, request["job"])
     if request.get("follow", True):
         record.require_followed()

@@ -47,7 +47,7 @@ AgentStart = NamedTuple(
 
 
 class BaseContext(NodeContext):
-    """The context of a request about another node: see node/jobs/records.py."""
+    """The context of a request about another node, whose records are in a shared ROOT_DIR: see node/jobs/records.py."""
 
     def __init__(self, agent: Agent, base: str) -> None:
         super().__init__(agent.root, agent.entry, base)
@@ -156,7 +156,8 @@ class Agent(PlacingContext):
     def _answer(self, kind: Kind[Any, Any], fields: Header, number: Optional[int]) -> None:
         """Call the handler of a request, and send the answer or the error, unless the request has no number.
 
-        A request with `of_base` is about the records of another node, and other kinds are refused.
+        A request with `of_base` is about the records of another node: it is refused if its kind is not about records, or its
+        answer is too large.
         """
         try:
             if self._stuck:

@@ -124,7 +124,7 @@ def _activity(pid: int) -> str:
 
 
 def _end(child: subprocess.Popen[bytes]) -> None:
-    """End the program by TERM, and after 10 s, or what is left of its session at once, by KILL; close its pipes.
+    """End a program that still runs by TERM, after 10 s by KILL; then KILL what is left of its session, and close its pipes.
 
     A runtime that gets TERM removes what it has not completed.
     """

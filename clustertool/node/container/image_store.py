@@ -89,9 +89,9 @@ def load_image(node: NodeContext, request: LoadImageRequest) -> ImageAnswer:
 
 
 def save_image(node: NodeContext, request: SaveImageRequest) -> SavedImageAnswer:
-    """Save this node's image as a release in the store, and return its name and manifest; other nodes get it from here.
+    """Save this node's image as a release in the store, prune the store, and return the release's name and manifest.
 
-    Raises DispatchError.
+    Other nodes get it from here. Raises DispatchError.
     """
     program, kind, image = request["program"], request["kind"], request["image"]
     store, top = Store(node.root), _make_image_folder(node)
@@ -221,7 +221,7 @@ def _make_image_folder(node: NodeContext) -> str:
 
 @contextlib.contextmanager
 def _new_folder(top: str, name: str) -> Iterator[str]:
-    """Create a locked folder for the body, and remove it at the end, unless it was renamed."""
+    """Create a locked folder, yield its path, and remove it at the end of the `with` block, unless it was renamed."""
     part = os.path.join(top, f"{name}.{os.urandom(4).hex()}.part")
     os.mkdir(part, 0o700)
     with files.closing(os.open(part, os.O_RDONLY)) as fd:

@@ -53,7 +53,10 @@ def detect_cards(dev: str = "/dev", system: str = "/sys") -> Tuple[str, List[int
 
 
 def keys(kind: str, ids: Sequence[int], dev: str = "/dev") -> Dict[int, str]:
-    """Map each id to what names the card for all on this machine, containers too: device file, or library and index."""
+    """Map each id to a name of the card that is the same in all processes and containers of this machine.
+
+    It is the name of the device file, or library and index.
+    """
     files = {"gpu": "nvidia", "xpu": "xpu", "npu": "davinci"}.get(kind, kind)
     numbers = _numbered(dev, "nvidia") if kind == "gpu" else []
     if kind == "gpu" and not numbers and library():
@@ -147,9 +150,10 @@ def _properties(path: str) -> Dict[str, int]:
 
 
 def within(seconds: float, do: Callable[[], T], late: T) -> T:
-    """Return what `do` returns within so many seconds, or `late`. Raises what `do` raises in this time.
+    """Call `do` in a thread, and return its result, or `late` if it takes longer than `seconds`.
 
-    A driver that hangs cannot be interrupted: its thread is left, and ends with the agent.
+    Raises what `do` raises in this time. A driver that hangs cannot be interrupted: its thread is left, and ends with the
+    agent.
     """
     answer: List[T] = []
     errors: List[Exception] = []

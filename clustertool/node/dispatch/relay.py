@@ -108,7 +108,7 @@ class LaptopLink:
 
 
 class Relay:
-    """A node's part of a dispatch.
+    """A node's part of a dispatch: its connections, the pieces that it has, and the scheduler of what it fetches.
 
     Without a certificate in the order the laptop sends all pieces, and no other node is connected.
     """

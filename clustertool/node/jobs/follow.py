@@ -163,7 +163,10 @@ class Follower:
                             self._lost[name] = self._log_header(name, key, attempt, 0)
 
     def _open_log(self, name: str, key: Tuple[str, int], attempt: int) -> None:
-        """Open a log, and seek to where the request begins: by offset, tail or time. Raises OSError."""
+        """Open a log, seek to where the request begins (offset, tail or time), and add it to those that are read.
+
+        Raises OSError.
+        """
         offset, tail = self._request.get("offsets", {}).get(name), self._request.get("tail")
         log = RankLog(self._job, name, shown=key[0] == "file")
         if offset is None:

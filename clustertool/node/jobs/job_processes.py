@@ -81,9 +81,9 @@ class JobProcesses:
         return found
 
     def process(self, kind: str, own: Optional[CaretakerRecord] = None) -> Optional[Process]:
-        """Return the newest process of a kind (supervisor, guard, gauge), alive or not; None if another boot has recorded it.
+        """Return the newest process of a kind (supervisor, guard, gauge), alive or not.
 
-        own: what own() returns, if the caller has it.
+        None if none is recorded, or another boot has recorded it. own: what own() returns, if the caller has it.
         """
         own = self.own() if own is None else own
         found = own.caretakers.get(kind)

@@ -115,7 +115,7 @@ def process(entry: Entry, kind: str) -> "processes.Process | None":
 
 
 def jobs(base: str) -> List[str]:
-    """List the ids of the jobs that have an entry below `base`."""
+    """List the ids of the jobs that have an entry below `base`; [] if the folder cannot be read."""
     try:
         names = os.listdir(os.path.join(base, OURS, _FOLDER))
     except OSError:

@@ -48,7 +48,7 @@ def glance(node: NodeContext, request: GlanceRequest) -> GlanceAnswer:
 
 
 class LiveSampler:
-    """What an agent keeps between two samples for `inv top`. module: the digest of the laptop's NVML module."""
+    """The sampler of a node for `inv top`, with what it keeps between two samples. module: the digest of the NVML module."""
 
     def __init__(self, root: str, entry: str, module: str) -> None:
         self._root, self._entry = root, entry

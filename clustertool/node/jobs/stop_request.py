@@ -94,9 +94,9 @@ def remove_containers(record: Record) -> None:
 def stop(record: Record, by: str, code: int, grace: float, force: bool) -> JobStop:
     """Stop a job on this node, by its supervisor or else without it. Return the state, and survivors or a reason.
 
-    The states: clean, survivors, ended already, unknown. With "waits": True only a coordinator lives that still has to inform
-    another node, as it does when that one is back; `force` ends that too. "unknown" comes with `why`: processes may be alive
-    that could not be searched.
+    by, code: what stops it, and the job's exit code. The states: clean, survivors, ended already, unknown. With "waits": True
+    only a coordinator lives that still has to inform another node, as it does when that one is back; `force` ends that too.
+    "unknown" comes with `why`: processes may be alive that could not be searched.
     """
     grace = 0.0 if force else grace
     end = time.monotonic() + _REACTION + grace + _WORKING + _LEAVING

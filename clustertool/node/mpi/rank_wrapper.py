@@ -123,9 +123,9 @@ def _end_as(code: int, number: int) -> NoReturn:
 
 
 def _fork_rank(found: RankEnvironment) -> Tuple[int, int]:
-    """Fork a grandchild for the rank. Return its pid, and a descriptor: a byte starts the program, its end prevents that.
+    """Fork a grandchild for the rank. Return its pid, and a descriptor: a byte written to it starts the rank's program.
 
-    Raises OSError.
+    If it is closed before, the program does not start. Raises OSError.
     """
     wait, go = os.pipe()
     named, name = os.pipe()

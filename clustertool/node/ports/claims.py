@@ -28,7 +28,7 @@ Claims = Dict[str, Tuple[str, str, str]]  # port -> (job, base directory of the 
 
 
 def touch() -> None:
-    """Set the time of the file to now, since old files in /tmp are removed on many machines. Ignores errors.
+    """Set the time of the file of claims to now, since old files in /tmp are removed on many machines. Ignores errors.
 
     The directory stays as long as there is a file in it.
     """
@@ -51,7 +51,7 @@ def claim(ports: Sequence[int], job: str, base: str) -> None:
 
 
 def take_back(job: str, base: str) -> None:
-    """Remove the claims of a job that is over, if there are any. Raises PreflightError."""
+    """Remove the claims of a job, if there are any. Raises PreflightError."""
     if not private_directory.find():
         return
     with private_directory.locked(_FILE) as fd:

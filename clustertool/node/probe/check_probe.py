@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 def probe_for_check(node: NodeContext, request: ProbeRequest) -> ProbeAnswer:
     """Collect the facts of probe(), and those that take longer: versions, problems of /tmp, logind and locks, leftovers.
 
-    Needs the field `job`.
+    The request has the field `job`, with what starts the job's Python.
     """
     began = time.monotonic()
     answer = probe(node, request)

@@ -20,7 +20,7 @@ RULE = "Error Message Summary:"  # below it Paddle prints the error, above it th
 
 
 def tell(at: str, **more: str) -> None:
-    """Report a step in one write, and a line of its own, whatever is printed at the same time."""
+    """Write the report of a step to stdout, in one write, on a line of its own whatever is printed at the same time."""
     os.write(1, ("\n" + MARK + json.dumps(dict(more, at=at)) + "\n").encode())
 
 

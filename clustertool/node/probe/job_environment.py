@@ -73,7 +73,7 @@ for name in "$@"; do command -v "$name"; done
 def read_versions(asked: JobEnvironment, limit: float = LIMIT) -> Tuple[ProbeAnswer, List[Problem]]:
     """Run the job's python3 with PRELUDE, and read versions of packages and proxies: (fields of Facts, problems).
 
-    asked: prelude, first_path, ld_library_path, here, env, packages.
+    If that fails there are no fields, and one problem. asked: prelude, first_path, ld_library_path, here, env, packages.
     """
     mark = os.urandom(8).hex()
     process: ProcessCommand = {"argv": ["python3", "-c", _CODE, mark, *asked["packages"]], "env": asked["env"]}
@@ -91,9 +91,9 @@ def read_versions(asked: JobEnvironment, limit: float = LIMIT) -> Tuple[ProbeAns
 
 
 def read_mpi(asked: JobEnvironment, limit: float = LIMIT) -> ProbeAnswer:
-    """Run `mpirun --version` as mpirun would be started, and return what it prints, and which of the daemons are there.
+    """Run `mpirun --version` as mpirun would be started, and return what it prints; "" without mpirun.
 
-    It is "" if there is none. The daemons are those in `packages`.
+    Also returns which of the daemons in `packages` are there.
     """
     mark = os.urandom(8).hex()
     process: ProcessCommand = {

@@ -46,9 +46,9 @@ _listening: List["_Listener"] = []  # of this agent: one, or none
 
 
 def open_ports(node: NodeContext, request: requests.OpenRequest) -> answers.OpenedAnswer:
-    """Start a listener on these ports, after an earlier one was ended, and return those on which it listens now.
+    """Claim those of the ports that are free, start a listener on them, and return them; an earlier listener is ended before.
 
-    A port that was taken meanwhile is left out: another check reports it.
+    A port that was taken meanwhile is left out: another check reports it. If nothing can be claimed, there is no listener.
     """
     _close()
     address = request["address"]
@@ -79,7 +79,7 @@ def _close() -> None:
 
 
 class _TestPeer:
-    """A connection that came in: what was received, its purpose (kind), and until when it may stay."""
+    """A connection that came in: what was received, its purpose (kind), until when it may stay, and the bytes of a test."""
 
     def __init__(self, sock: socket.socket, now: float) -> None:
         self.sock = sock
@@ -90,7 +90,10 @@ class _TestPeer:
 
 
 class _Listener:
-    """The listener of a check, a thread with its sockets: it answers who sends the token with the node's number."""
+    """The listener of a check, a thread with its sockets.
+
+    It answers each client that sends the token with the node's number.
+    """
 
     def __init__(self, sockets: Sequence[socket.socket], token: bytes, node: int) -> None:
         self._token, self._answer = token, f"{node:08d}".encode()

@@ -27,7 +27,10 @@ if TYPE_CHECKING:
 
 
 def probe(node: NodeContext, request: ProbeRequest) -> ProbeAnswer:
-    """Collect the fields of model.facts.Facts that each command reads, with the problems of the node."""
+    """Collect the fields of model.facts.Facts that each command reads, with the problems of the node.
+
+    By its fields, the request adds the job's Python, the folder of --job-workspace, mpirun, and what an engine allocates.
+    """
     began = time.monotonic()
     problems: List[Problem] = []
     root = files.resolve(request["root_dir"])
@@ -220,9 +223,9 @@ def _mtu(nic: str) -> int:
 
 
 def _choose_address(request: ProbeRequest, problems: List[Problem]) -> Tuple[str, str]:
-    """Choose the training address and its interface: HOSTS' address, PADDLE_NIC's, the host itself, where ssh came in.
+    """Choose the training address and its interface: HOSTS' address, PADDLE_NIC's, the host itself, else where ssh came in.
 
-    A problem is added for an interface that is not there, or has no address.
+    The last resort is 127.0.0.1. A problem is added for an interface that is not there, or has no address.
     """
     nic, given = request["nic"], request["address"]
     names = interfaces()
@@ -314,7 +317,10 @@ def _workspace(path: str, list_it: bool, problems: List[Problem]) -> ProbeAnswer
 
 
 def _listing(top: str, most: int, size: int) -> Tuple[List[str], bool]:
-    """List at most `most` files of a workspace, relative to `top`, in at most `size` bytes of JSON; and if these are all."""
+    """List at most `most` files of a workspace, relative to `top`, in at most `size` bytes of JSON; and if these are all.
+
+    Folders that git, Python, the tool or an earlier job has made are left out.
+    """
     found: List[str] = []
     for folder, folders, names in os.walk(top):
         skipped = {".git", "__pycache__", paths.OURS, *(("log", "output") if folder == top else ())}

@@ -88,7 +88,7 @@ def _earlier_row(record: Record, keep: Sequence[str]) -> Dict[str, object]:
 
 
 def _own_files(record: Record) -> List[str]:
-    """List up to 10 files that the job's programs have written into its directory, outside of the folders there.
+    """List up to 10 files that the job's programs have written into its directory: not in folders there, not hidden.
 
     The workspace was copied before the supervisor wrote its first event. A working directory that jobs share keeps its files.
     """

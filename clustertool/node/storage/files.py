@@ -175,9 +175,9 @@ def open_job_dir(path: str) -> int:
 
 @contextlib.contextmanager
 def _open_parent(directory: int, name: str, make: bool) -> Iterator[int]:
-    """Open the folder that contains `name` (a relative path), without following any link; close it at the end.
+    """Yield a descriptor of the folder that contains `name` (a relative path), opened without following any link.
 
-    make: create missing folders.
+    Closes it at the end of the `with` block. make: create missing folders.
     """
     fd = os.dup(directory)
     try:

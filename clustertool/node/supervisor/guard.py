@@ -45,9 +45,9 @@ _FAREWELL = 2.0
 
 
 def patience(spec: Spec) -> float:
-    """Return after how many seconds of silence supervisor and guard regard each other as frozen: the loss timeout, or 2 s.
+    """Return the seconds of silence after which supervisor and guard regard each other as frozen: the loss timeout, at least 2.
 
-    They count by the process clock of the waiting one. The longer of the two counts.
+    The one that waits counts them by its process clock.
     """
     return max(2.0, spec["policy"]["loss_timeout"])
 
@@ -145,7 +145,10 @@ class GuardKeeper:
                 self.sock = None
 
     def end(self) -> None:
-        """Send the guard the order to quit, wait up to 2 s for its end, and close its socket."""
+        """Send the guard the order to quit, wait up to 2 s for its end, then KILL it, and close its socket.
+
+        Without a guard, do nothing.
+        """
         if self.sock is None:
             return
         with contextlib.suppress(BlockingIOError, ConnectionError):

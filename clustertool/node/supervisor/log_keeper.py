@@ -58,7 +58,7 @@ class KeptLog:
     """The log `name` of a rank, its copies, and what it had before it was truncated."""
 
     def __init__(self, job: int, name: str, shown: Iterable[str]) -> None:
-        """Open the log `name` and its copies `shown`. Raises OSError."""
+        """Open the log `name`, and create its copies `shown`, without those that exist already. Raises OSError for the log."""
         self.busy = False
         self._job, self._name = job, name
         self._log = RankLog(job, name)
@@ -139,7 +139,7 @@ class LogKeeper:
         return fd
 
     def close_log(self, name: str) -> None:
-        """Forget a log, since another attempt begins; update and close it in the thread, or here if its queue is full."""
+        """Forget a log, since another attempt begins; update and close it in the thread, or here if that cannot start."""
         log = self._logs.pop(name, None)
         if log is not None and not self._worker.put(log.close):
             log.close()

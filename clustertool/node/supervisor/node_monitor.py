@@ -55,9 +55,9 @@ Reached = Tuple[str, int, Optional[float], Optional[float], float]  # role, rank
 
 
 class NodeMonitor:
-    """Samples descendants, disk, ranks and cards twice a second, and growth of logs. Call turn() each loop, close() once.
+    """The samples of a job on its node: of descendants, disk, ranks and cards twice a second, and of the growth of logs.
 
-    job: the descriptor of the job's directory. record: writes an event.
+    Call turn() each loop, close() once. job: the descriptor of the job's directory. record: writes an event.
     """
 
     def __init__(
@@ -73,9 +73,10 @@ class NodeMonitor:
         self._sampled_at = 0.0
 
     def turn(self) -> bool:
-        """Record how logs grew; each 0.5 s, sample descendants, disk, ranks and cards, and pass them to the recorder.
+        """Record how logs grew; each 0.5 s, sample descendants, disk and ranks, and have the recorder write the usage.
 
-        Returns whether it has taken the sample. Changes of the disk and of stopped containers become events.
+        Starts the card monitor if it has to run. Returns whether it has taken the sample. Changes of the disk and of stopped
+        containers become events.
         """
         self.record_growth()
         now = time.monotonic()
@@ -110,9 +111,9 @@ class NodeMonitor:
 
 
 class UsageRecorder:
-    """Writes what ranks use and how logs grew, in a thread. Call turn() with each sample, and close() at the end.
+    """The recorder of what ranks use and how logs grew, with its thread and its files.
 
-    cards: is called in the thread and may be slow.
+    Call turn() with each sample, and close() at the end. cards: is called in the thread and may be slow.
     """
 
     def __init__(self, job: int, cards: Callable[[], Sequence[CardUsage]] = tuple) -> None:
@@ -223,7 +224,7 @@ class Book:
 
 
 class Sampler:
-    """Samples the usage of all ranks, that of ended processes included, and knows the rank of each process."""
+    """The usage of all ranks so far, that of ended processes included, and the rank of each process."""
 
     def __init__(self) -> None:
         self._owners: Dict[Process, Optional[Key]] = {}
@@ -302,7 +303,7 @@ def machine_usage() -> Tuple[float, int, int, int]:
 
 
 class CardMonitor:
-    """Starts the process that samples the job's cards, and reads its samples by a call of this object.
+    """The supervisor's side of the process that samples the job's cards: a call returns the newest sample.
 
     Call turn() with each sample of the descendants, changed() on the process's SIGCHLD, and end() once.
     """
@@ -320,7 +321,10 @@ class CardMonitor:
         self._tries = _TRIES if self._ids and self._kind != "cpu" else 0
 
     def turn(self) -> None:
-        """Start the monitor if it does not run, tries are left, and this node has readable cards of the job."""
+        """Start the monitor if it does not run and tries are left.
+
+        If this node has no readable cards of the job, no tries are left from then on.
+        """
         if self.pid or not self._tries:
             return
         self._tries -= 1

@@ -383,7 +383,7 @@ class Supervisor:
             self.stop(self.outcome.reason)
 
     def obey_signal(self, request: EndRequest) -> None:
-        """Stop the ranks of this node, or the job, because this process got a signal that ends it."""
+        """Stop the ranks here, and request the end of the job or that this node leaves it: this process got a signal to end."""
         self._shut_down(f"the supervisor on {self.spec['name']} {request.what}", request.code, request.everywhere)
 
     def _shut_down(self, by: str, code: int, everywhere: bool = False) -> None:

@@ -63,7 +63,10 @@ class NodeContext:
 
 
 class PlacingContext(NodeContext):
-    """The context of requests that place jobs. threads: requests in progress. placed: records of a job that waits to start."""
+    """The context of requests that place jobs. threads: requests in progress.
+
+    placed: the folder with the records of a job that waits for its start; "" if none.
+    """
 
     def __init__(self, root: str, entry: str) -> None:
         super().__init__(root, entry)

@@ -86,8 +86,8 @@ def _describe_limit(path: str) -> str:
 class OomWatch:
     """The counters of kills for lack of memory that concern a rank, as read at the last two updates.
 
-    The kernel counts a kill before the victim is reaped. update() is called each half second, so the older ones are from before
-    it.
+    The kernel counts a kill before the victim is reaped. update() is called each half second: the older counters are from
+    before the kill.
     """
 
     def __init__(self, pid: int) -> None:

@@ -174,9 +174,10 @@ class _FilePart:
 
 
 class TlsLink:
-    """A connection, open or opening. turn() receives and sends what is possible now; ConnectionError ends it.
+    """A TCP connection with TLS, open or opening, and the queue of what it is to send.
 
-    sink: the destination of a payload as it arrives (frames.Decoder); without it, a payload is refused.
+    turn() receives and sends what is possible now; its ConnectionError ends the connection. sink: the destination of a payload
+    as it arrives (frames.Decoder); without it, a payload is refused.
     """
 
     def __init__(
@@ -286,10 +287,9 @@ class TlsLink:
         return self._tls
 
     def _read_frames(self, tls: ssl.SSLSocket) -> List[Frame]:
-        """Read all messages that have arrived, or, on a connection with payloads, 1 MiB; then set `more`.
+        """Read all messages that have arrived; on a connection with payloads stop after 1 MiB, and set `more`. Raises OSError.
 
-        If the connection ends after some messages, these are returned, and the error is raised at the next turn. Raises
-        OSError.
+        If the connection ends after some messages, these are returned, and the error is raised at the next turn.
         """
         frames: List[Frame] = []
         end = self.got + self._limit
@@ -365,7 +365,10 @@ class _NotYet(Exception):
 
 
 class Mailbox:
-    """Numbers outgoing messages, keeps them until the other side has them, and drops duplicates."""
+    """The numbered messages of one side: outgoing ones until the other side has them, and the last number that came.
+
+    So messages are sent again after a broken connection, and duplicates are dropped.
+    """
 
     def __init__(self) -> None:
         self._next = 1

@@ -55,7 +55,7 @@ StoreEnd = Optional[Callable[[], float]]
 
 
 class LeaseKeeper:
-    """Keeps the lease of a node in an epoch of an elastic job, by what the node sends to the coordinator and receives from it.
+    """The lease of a node in an epoch of an elastic job, kept by what it sends to the coordinator and receives from it.
 
     Call stamp() for each beat, read() for each message of the coordinator, and check() each loop, before orders are obeyed. The
     node may have ranks once the lease is armed, by the first order. Before that, a lease that has ended may come back. seconds:
@@ -186,7 +186,7 @@ class CoordinatorLink:
 
     @property
     def connecting(self) -> bool:
-        """Whether there is no connection, so that turn() must be called to try again: no descriptor wakes the caller."""
+        """Whether turn() must be called to try to connect again, since no descriptor wakes the caller; here False."""
         return False
 
     @property
@@ -196,7 +196,7 @@ class CoordinatorLink:
 
     @property
     def loss(self) -> Optional[Outcome]:
-        """The outcome, as this node knows it, if the coordinator was silent for too long, or the lease has ended; else None."""
+        """The outcome, as this node knows it, if the coordinator was silent for too long, or the lease has ended; here None."""
         return None
 
     def lose_lease(self) -> None:
@@ -243,7 +243,7 @@ class CoordinatorLink:
 
 
 class ConnectionReport:
-    """Records that the coordinator does not answer for a while, each new cause, and that it answers again.
+    """The state of the connection to the coordinator, and the events about it: each new cause of silence, and its end.
 
     `record` writes an event; without it nothing is recorded. All times are of the client's own clock.
     """

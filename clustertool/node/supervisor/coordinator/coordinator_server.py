@@ -63,7 +63,7 @@ class LauncherWatch:
         return ended
 
     def is_exceeded(self, now: float, waits: str) -> bool:
-        """Check whether the job has waited for the same thing for longer than the limit.
+        """Check whether the job has waited for the same thing for longer than the limit; record when another wait begins.
 
         waits: for what it waits now, "" for nothing.
         """
@@ -100,7 +100,7 @@ class JobLimits:
         self._attached_at = now
 
     def stops_due(self, now: float, missing: Callable[[], str]) -> Iterator[job_decisions.StopAsked]:
-        """Yield a StopAsked for the time limit, and one for the time without a laptop, if it has passed; each once per job.
+        """Yield a StopAsked for each limit that has passed, once per job: of its time, and of its time without a laptop.
 
         missing: describes what the job waits for, or returns "".
         """
@@ -187,7 +187,7 @@ class CoordinatorServer(CoordinatorLink):
     def epoch_end(self, outcome: Outcome) -> EpochEnd:
         """Build the record of the epoch's end: the nodes that leave, the used restarts, and the lost nodes that had joined.
 
-        Of these it has the time of the last message: such a node may have ranks until its lease ends.
+        A lost node has the time of its last message: it may have ranks until its lease ends.
         """
         state, members = self._state, self._members.nodes
         lost = {node: members[node].last_at for node in sorted(state.lost & set(members)) if members[node].joined}

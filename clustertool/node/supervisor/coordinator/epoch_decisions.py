@@ -98,9 +98,9 @@ def shape_of(spec: Spec) -> Shape:
 
 
 def decide(elastic: ElasticSpec, state: State, event: Event) -> Step:
-    """Return the next state and the actions, as job_decisions.decide, whose rules hold where the table above has none.
+    """Return the next state and the actions for an event: by the rules of an epoch if it changes which nodes take part.
 
-    elastic: the rules of the epoch.
+    For other events they are those of job_decisions.decide. elastic: the rules of the epoch. Nothing changes after its end.
     """
     if state.phase == "over":
         return state, ()

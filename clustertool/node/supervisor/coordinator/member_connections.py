@@ -218,7 +218,7 @@ class JobMembers:
     def beat(self, message: Header) -> None:
         """Send a heartbeat with acknowledgements to every connected node if one is due, else to those with a new numbered beat.
 
-        Immediate acknowledgement makes their leases as long as possible. message: the fields of a heartbeat without them.
+        Immediate acknowledgement makes their leases as long as possible. message: the other fields of the heartbeat.
         """
         due = self._clock.now >= self._beat_at
         if due:
