@@ -138,9 +138,9 @@ class Document:
 
 @dataclass(frozen=True)
 class Submission:
-    """What submit() does, and what --dry shows. plan: where this machine makes it. documents: for the owner of the nodes.
+    """What submit() will do, which --dry shows. plan: if this machine makes it. documents: for the owner of the nodes.
 
-    stands: for --dry, where the nodes make the plan: which values of `plan` stand for those to come.
+    stands: a sentence for --dry, where the nodes make the plan: which values of `plan` are placeholders.
     """
 
     job_id: str
@@ -151,7 +151,7 @@ class Submission:
 
 @dataclass(frozen=True)
 class ExportWish:
-    """How an export is to be.
+    """What a user wants of an export.
 
     secrets: with those of the job. secrets_place: the file that has them alone. native: without the node side of clustertool.
     """
@@ -382,8 +382,8 @@ def starter_of(engine: Engine, request: RunRequest) -> Starter:
 def grow(engine: Engine, job: str, hosts: Sequence[Host]) -> Mapping[str, str]:
     """Add these hosts as nodes to a running elastic job; a host that is a node of it, but does not take part, is started again.
 
-    engine: its fleet is open. Returns {name of the host: what has become of it}. Raises UsageError if the engine chooses the
-    nodes itself; ClustertoolError.
+    engine: its fleet is open. Returns {name of the host: a text about what it does now}. Raises UsageError if the engine
+    chooses the nodes itself; ClustertoolError.
     """
     entry = known_engines.entry_of(engine.fleet.cluster.engine)
     if not entry.growth:

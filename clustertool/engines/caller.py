@@ -78,8 +78,8 @@ class Caller(Protocol):
         """Record that processes of this job may run on nodes from now on; "": that none do."""
 
 
-def nothing_left(caller: Caller, error: ClustertoolError) -> None:
-    """Report to the caller that no process of the job runs on a node. Remove the fix of an Interrupted or Terminated error.
+def report_nothing_left(caller: Caller, error: ClustertoolError) -> None:
+    """Report to the caller that no process of the job runs on a node, and remove the fix of an Interrupted or Terminated error.
 
     That fix is to stop the job.
     """

@@ -141,7 +141,7 @@ class ImageDistribution:
     # -- both --
 
     def _choose_copy(self, runtime: str, lacking: Sequence[int]) -> str:
-        """Choose the form of the copy (kind_of_copy) that these nodes can load from a runtime.
+        """Choose the form of copy (kind_of_copy) that the runtimes of these nodes can load, made by the runtime with the image.
 
         Raises ConfigError if there is none.
         """

@@ -136,7 +136,7 @@ def _probe_wanted(cluster: Cluster, host: Host, toml: Toml, passed: Mapping[str,
 def _check_engine(call: Call, cluster: Cluster, typed: Mapping[str, object]) -> None:
     """Run the checks of an engine that chooses the nodes, and show their findings.
 
-    Raises UsageError for options that need HOSTS.
+    Raises UsageError for options that need HOSTS, PreflightError if a finding is an error.
     """
     for option in ("framework", "bandwidth"):
         if getattr(call.given, option):

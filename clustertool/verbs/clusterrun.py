@@ -147,7 +147,10 @@ def _choose_meeting(call: Call, launch: Launch, argv: Sequence[str]) -> TypedMee
 
 
 def _join_meeting(call: Call, launch: Launch, folder: Path, conf: Conf, meeting: TypedMeeting) -> None:
-    """Join the job that machines run on which the same command is typed, with the options of this one. Raises UsageError."""
+    """Run this machine's part of a job whose command is typed on several machines, with the options that are typed here.
+
+    Raises UsageError, and the job's error.
+    """
     devices = foreign_options.names_devices(launch)
     for option, items in (("--only", call.given.only), ("--skip", call.given.skip)):
         if items:

@@ -81,7 +81,7 @@ def fetch(call: Call) -> None:
 
 
 def report(call: Call) -> None:
-    """Build the report of a job, and write it to --to or JOB<id>.html."""
+    """Build the report of a job, write it to --to or JOB<id>.html, and print its place, or answer with JSON."""
     to = _page_path(call.given.to) if call.given.to else None
     with engine_of(call, newest=True) as engine:
         fleet = engine.fleet

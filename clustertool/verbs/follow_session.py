@@ -117,8 +117,8 @@ class DetachKey:
 class Ending:
     """How an interrupt ends a job.
 
-    stop: returns what the nodes have answered, by their names. patience: seconds for the rest of that after the records of all
-    nodes have the end. where: on which nodes.
+    stop: stops it, and returns what the nodes have answered, by their names. patience: seconds to wait for the rest of these
+    answers when the records of all nodes have the end. where: on which nodes.
     """
 
     stop: Callable[[str, StopHow], Mapping[str, StopAnswer | ClustertoolError]]

@@ -364,9 +364,9 @@ def _warn_of_reserved(call: Call, engine: Engine, job: str) -> None:
 
 
 def _take_output(call: Call, engine: Engine, job: str) -> None:
-    """Fetch the output that a node holds after its end into JOB<id>, and release the node.
+    """Fetch the output of an ended job, if a node waits with it, into JOB<id>, with notes, and release the node.
 
-    Errors are warnings, except signals.
+    Does nothing if the node has ended meanwhile. Errors are warnings, except signals, which are raised.
     """
     to, began, shown = Path(folder_of(job)), time.monotonic(), False
 

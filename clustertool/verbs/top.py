@@ -342,9 +342,9 @@ class Poll:
         self.failed: dict[int, ClustertoolError] = dict(fleet.failed)
 
     def start(self) -> None:
-        """Start a thread for each node that requests samples.
+        """Start a thread for each node that requests samples. From now on no question for a password is asked.
 
-        A lost connection is opened again without questions for passwords.
+        A lost connection is opened again without such questions.
         """
         # The threads below log in again where a connection broke, and no thread serves questions.
         self._fleet.prompter.silence()

@@ -223,7 +223,7 @@ class JobView:
         return [(key, lines) for key, attempts in self._lines.items() for lines in attempts.values()]
 
     def _flush(self, node: int) -> list[Item]:
-        """Return the last lines of a node's ranks, with or without a newline at their end."""
+        """Return the last lines of a node's ranks, with or without a newline at their end, and clear them."""
         found: list[Item] = []
         for key, lines in self._all_lines():
             if self._node_of(key) == node:

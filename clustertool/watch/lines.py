@@ -63,9 +63,9 @@ class Lines:
         return lines
 
     def take_bar(self, now: float) -> list[str]:
-        """Return the progress bar that has no newline so far, if it has changed; at most one line in a period.
+        """Return [the progress bar without a newline so far] if it has changed; else, or within a period of the last one, [].
 
-        now: in seconds.
+        A last part without a carriage return counts only when nothing has come for a period. now: in seconds.
         """
         if self._fed != self._seen:
             self._seen, self._changed_at = self._fed, now

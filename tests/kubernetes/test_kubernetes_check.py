@@ -43,7 +43,7 @@ class Prepared:
         wanted = (labels or {}).items()
         return [one for one in self.objects.get(kind, []) if wanted <= one["metadata"].get("labels", {}).items()]
 
-    def versions(self, kind):
+    def resource_names(self, kind):
         if kind not in self.kinds:
             raise NotFound(kind)
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 
 from clustertool import __version__
 from clustertool.engines import preflight
-from clustertool.engines.caller import Caller, nothing_left
+from clustertool.engines.caller import Caller, report_nothing_left
 from clustertool.engines.job_request import RunRequest
 from clustertool.errors import ClustertoolError, NotFound, PreflightError, Unreachable, UsageError, raise_all
 from clustertool.fleet import job_places
@@ -181,7 +181,7 @@ class MemberStart:
         except BaseException as error:
             self._closed = True
             if self._undo() and isinstance(error, ClustertoolError):
-                nothing_left(self._caller, error)
+                report_nothing_left(self._caller, error)
             raise
         self._closed = True
 

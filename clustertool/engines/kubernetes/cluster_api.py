@@ -164,7 +164,10 @@ class ClusterApi:
         return self._user
 
     def allowed(self, verb: str, group: str, resource: str, subresource: str = "") -> bool:
-        """Ask the server whether this user may do that in the namespace. Raises ClustertoolError if it does not answer."""
+        """Ask the server whether this user may use a verb on a resource in the namespace.
+
+        Raises ClustertoolError if the server does not answer.
+        """
         wanted = {"namespace": self.namespace, "verb": verb, "group": group, "resource": resource}
         if subresource:
             wanted["subresource"] = subresource
@@ -195,10 +198,10 @@ class ClusterApi:
         """
         return self._list_pages(KINDS[kind], labels or {}, fields, _ANY if whole else _METADATA)[0]
 
-    def versions(self, kind: str) -> tuple[str, ...]:
+    def resource_names(self, kind: str) -> tuple[str, ...]:
         """List the names of all resources that the server has in the API version of this kind.
 
-        Raises NotFound if it does not have the kind.
+        Raises NotFound if the server does not have the kind.
         """
         found = KINDS[kind]
         answer = self._request_object(ApiRequest("get", found.version, found.top))

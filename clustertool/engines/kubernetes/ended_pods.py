@@ -161,10 +161,11 @@ class EndedPods:
         return {pod: Host(0, pod, name=pod) for pod in self.failed}
 
     def restore(self, pod: str) -> int:
-        """Restore the records of a pod's node once, and return the number of the node. Raises the error of reading its log.
+        """Restore the records of a pod's node, if that was not done before, and return the number of the node.
 
         The last line of the log has them. Without that (the pod was killed) the whole log is read, and events are made of the
-        termination message.
+        termination message; of this alone, if the log cannot be read. Without such a message, raises the error of reading the
+        log.
         """
         job, node = self.places[pod]
         with self._lock_of(pod):

@@ -123,7 +123,7 @@ def check_kind(api: ClusterApi, job: KubernetesSettings) -> Iterator[Finding]:
     if kind.group in ("", "batch"):
         return
     try:
-        api.versions(kind.name)
+        api.resource_names(kind.name)
     except NotFound:
         what = f"the cluster has no {kind.name} ({kind.version})"
         yield Finding(0, _COLUMN, "error", what, 'install its controller, or choose KUBERNETES["dialect"] = "job"')
@@ -163,8 +163,8 @@ def check_quotas(api: ClusterApi, job: KubernetesSettings) -> Iterator[Finding]:
 def check_devices(api: ClusterApi, job: KubernetesSettings) -> Iterator[Finding]:
     """Yield an error for a resource that no node has for one pod, or all nodes together not for all pods; else its sum.
 
-    Only the sums of devices are reported. Nodes that are cordoned, not ready or without the labels of node_selector do not
-    count.
+    Also an error if no node counts. Only the sums of devices are reported. Nodes that are cordoned, not ready or without the
+    labels of node_selector do not count.
     """
     nodes = [node for node in api.list_objects("Node", job.node_selector) if takes_pods(node)]
     if not nodes:

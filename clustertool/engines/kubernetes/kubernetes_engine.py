@@ -116,7 +116,10 @@ class KubernetesEngine(Engine):
         return False
 
     def _open_once(self, lag: float | None, job: str, newest: bool) -> Fleet:
-        """Restore the records of ended pods, and connect to the running pods that are not connected yet."""
+        """Restore the records of ended pods, connect to the running pods that are not connected yet, and return the fleet.
+
+        Pods whose records cannot be restored are hosts with an error.
+        """
         running: dict[str, Host] = {}
         for name, objects in self._select_jobs(job, newest).items():
             self._add_pods(name, objects, running)
@@ -181,7 +184,7 @@ class KubernetesEngine(Engine):
     def _records_of(self, host: Host) -> str | None:
         """Restore the records of an ended pod whose agent was lost, and return their base directory; None while the pod runs.
 
-        Called in a thread of the fleet. Raises NotFound for a pod that is gone.
+        None, too, for this machine. Called in a thread of the fleet. Raises NotFound for a pod that is gone.
         """
         if host.here:
             return None
@@ -232,7 +235,10 @@ class KubernetesEngine(Engine):
         return gathered.ok, {job: one for job, one in found if job in recorded or can_mean(asked, job, one.asked, "")}
 
     def cause(self, job: str) -> tuple[str, int] | None:
-        """Read the pods of a job once more, and return why the cluster has ended or not started them (PodWatch.cause)."""
+        """Read the pods of a job once more, and return why the cluster has ended or not started them, None if it has not.
+
+        With the exit code for that: see PodWatch.cause.
+        """
         found = self.store.read_one(job)
         for pod in found.pods if found is not None else ():
             self._watch.take(pod)

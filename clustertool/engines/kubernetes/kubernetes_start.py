@@ -103,7 +103,8 @@ class KubernetesStart(Starter):
     def _make_manifests(self, job: str) -> JobManifests:
         """Check the options, read the settings, and collect what the objects are made of, with the local user as the owner.
 
-        job: the id, "" for a new one. Raises UsageError, ConfigError, DataError.
+        Sets the request's spec, if it has none, since a job.toml in the pods cannot be read. job: the id, "" for a new one.
+        Raises UsageError, ConfigError, DataError.
         """
         request, wish = self._request, self._request.wish
         refuse_options(request)
@@ -122,7 +123,8 @@ class KubernetesStart(Starter):
     def export(self, place: Path | None, wish: ExportWish) -> Exported:
         """Return the objects as YAML; with wish.secrets_place the Secret as a text of its own. Writes no file.
 
-        The API server is asked only for the user's name; if it does not answer, that of this machine is used, with a warning.
+        With wish.native, return the manifest of a PaddleJob that runs without clustertool. The API server is asked only for the
+        user's name; if it does not answer, that of this machine is used, with a warning.
         """
         made = self._make_manifests(self._request.wish.job_id)
         apply = f"kubectl apply -f {place.name if place is not None else '-'}"

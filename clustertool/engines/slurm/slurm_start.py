@@ -13,7 +13,7 @@ from pathlib import Path
 from clustertool import __version__
 from clustertool.engines import earlier_work, queued_request
 from clustertool.engines.base import Document, Exported, ExportWish, Starter, Submission, Submitted
-from clustertool.engines.caller import nothing_left, pause
+from clustertool.engines.caller import pause, report_nothing_left
 from clustertool.engines.elastic import elastic_plan
 from clustertool.engines.job_request import engine_table
 from clustertool.engines.queued_request import ExpectedNodes
@@ -242,7 +242,7 @@ class SlurmStart(Starter):
             caller.note(f"Slurm job {number} of job {job} was cancelled")
         if not isinstance(error, ClustertoolError):
             return
-        nothing_left(caller, error)
+        report_nothing_left(caller, error)
         if withdrawn.failed:
             error.what += f"; Slurm has not answered whether it has job {job} in its queue"
             error.fix = "; ".join(filter(None, (error.fix, f"{PROGRAM} stop --job {job} cancels it")))

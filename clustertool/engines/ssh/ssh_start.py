@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from clustertool.engines import earlier_work, preflight
 from clustertool.engines.base import Engine, Starter, Submission, Submitted
-from clustertool.engines.caller import nothing_left, pause
+from clustertool.engines.caller import pause, report_nothing_left
 from clustertool.engines.elastic import elastic_plan
 from clustertool.engines.elastic.elastic_members import (
     HostMember,
@@ -365,7 +365,7 @@ class SshStart(Starter):
                 results = {node: undone.get(node, read_result(None, "")) for node in range(len(made.nodes))}
                 show_results({self._fleet.name(node): result for node, result in results.items()}, caller.note)
             if all(result.over and not result.waits for result in results.values()):
-                nothing_left(caller, error)
+                report_nothing_left(caller, error)
             raise
 
     def _carry_out(self, made: Plan, releases: Mapping[int, str], undone: Undone) -> None:

@@ -228,7 +228,7 @@ class StoreMeeting:
         what = f"the store of the job has not taken epoch {record.epoch}: {self.view.problem or 'it does not answer'}"
         raise NodeLost(what, "check the servers of --elastic-server from this node")
 
-    def until(self, coordinates: bool) -> Callable[[], float]:
+    def ranks_deadline(self, coordinates: bool) -> Callable[[], float]:
         """Create the function that returns by when this node's ranks must be dead, as the store decides (CLOCK_BOOTTIME)."""
 
         def end() -> float:

@@ -63,7 +63,10 @@ class _Slurm(JoinEngine):
     removes_bundle = True
 
     def with_address(self, join: JoinFile) -> JoinFile:
-        """Replace a host that is not known by NodeAddr, which scontrol shows: the name of a node need not be a host name."""
+        """Return the join file; if the coordinator's host is not known here, with the NodeAddr of this node in scontrol.
+
+        The name of a node need not be a host name.
+        """
         try:
             meeting.addresses(join.coordinator.host)
         except (OSError, UnicodeError):

@@ -273,7 +273,7 @@ class JoiningNode:
         coordinates = spec["node"] == spec["lead"]["node"]
         if not coordinates:
             store.follow(spec["elastic"]["epoch"])
-        return store.until(coordinates)
+        return store.ranks_deadline(coordinates)
 
     def undo(self) -> None:
         """Take back the supervisor, the work of a child, the relay, and the placed job. Returns when that is over."""

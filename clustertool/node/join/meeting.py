@@ -129,7 +129,7 @@ def _fix() -> str:
     return f"name an address of the machine with --node-rank 0 that the others reach, the same on all; {there}"
 
 
-def _require_first(join: JoinFile) -> None:
+def _require_no_other_coordinator(join: JoinFile) -> None:
     """Connect to the coordinator's host, unless it is this machine; raise UsageError if a coordinator of the job answers there.
 
     It answers with the job's certificate. Where the connection arrives at this process, nothing answers as long as this waits.
@@ -165,7 +165,7 @@ class DoubtTimer:
             raise error
         if seconds is None and passed > 3 * _ANSWER * (self._checks + 1):
             self._checks += 1
-            _require_first(self._join)
+            _require_no_other_coordinator(self._join)
         if passed > _TRIED and not self._reported:
             self._reported = True
             self._report.warning(f"{error.what}\n  fix: {error.fix}")
