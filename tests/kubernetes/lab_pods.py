@@ -257,10 +257,13 @@ class LabPod:
         return _children(self.first)
 
     def leave_orphans(self, count: int) -> None:
-        """Run a program in the container that ends before its children do."""
-        code = f"import os, time\nfor n in range({count}):\n if os.fork() == 0: time.sleep(0.3); os._exit(0)\n"
+        """Run a program in the container that ends before its children do, and end these then."""
+        code = f"import os, time\nfor n in range({count}):\n if os.fork() == 0: time.sleep(600)\n"
+        before = set(self.children())
         subprocess.run(self._exec("-c", code), env={"PATH": PATH}, check=True, timeout=SOON)
-        assert len(self.children()) > 1
+        until(lambda: len(self.children()) == len(before) + count, SOON, lambda: f"{self.children()}")
+        for child in set(self.children()) - before:
+            os.kill(child, signal.SIGKILL)
 
     def receive(self, folder: Path) -> None:
         """Put the release of a workspace into the store, as an agent in the pod does."""

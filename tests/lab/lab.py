@@ -392,6 +392,7 @@ class Lab:
         _write(etc / "hosts", "".join(f"{line}\n" for line in special.hosts) + self._hosts(name))
         _write(etc / "hostname", name + "\n")
         _write(etc / "machine-id", uuid.uuid4().hex + "\n")
+        _write(etc / "vmstat", "oom_kill 0\n")
         _write(etc / "net", "\n".join([*_addresses(self.address(i)), *self._neighbours(i)]) + "\n")
         ssh = self.home(i) / ".ssh"
         if self.mutual_ssh and not ssh.exists():
@@ -412,6 +413,8 @@ class Lab:
             (etc / "machine-id", Path("/etc/machine-id")),
             (etc / "boot_id", Path("/proc/sys/kernel/random/boot_id")),
         ]
+        if not special.cgroups:  # another test's process that the kernel kills for memory is none of this node
+            binds.append((etc / "vmstat", Path("/proc/vmstat")))
         locked = any(line.startswith("root:!") for line in Path("/etc/shadow").read_text().splitlines())
         if locked or special.users:  # a locked root could not log in
             binds += _accounts(etc, special.users)
@@ -645,11 +648,16 @@ def _process(pid: int) -> Process:
     return Process(pid, tuple(argv), dict(pair.split("=", 1) for pair in pairs if "=" in pair))
 
 
-def _state(pid: int) -> str:
+def _stat(pid: int) -> list[str]:
+    """State, parent, ... of /proc/PID/stat; the name before them need not be text. Empty: there is no such process."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
     except (FileNotFoundError, ProcessLookupError):
-        return "X"
+        return []
+
+
+def _state(pid: int) -> str:
+    return (_stat(pid) or "X")[0]
 
 
 def _comm(pid: int) -> str:
@@ -661,13 +669,8 @@ def _comm(pid: int) -> str:
 
 def _child(pid: int) -> int:
     """The only child of a process, 0 if there is none yet."""
-    for name in os.listdir("/proc"):
-        try:
-            if name.isdigit() and int(Path(f"/proc/{name}/stat").read_text().rpartition(")")[2].split()[1]) == pid:
-                return int(name)
-        except (FileNotFoundError, ProcessLookupError):
-            continue
-    return 0
+    numbers = (int(name) for name in os.listdir("/proc") if name.isdigit())
+    return next((number for number in numbers if _stat(number)[1:2] == [str(pid)]), 0)
 
 
 def _listens(pid: int) -> bool:
