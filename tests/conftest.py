@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import gc
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -18,6 +19,11 @@ from tests.node_code import NodeCode
 # pytest keeps the modules of the tests as it rewrites them, also where PYTHONDONTWRITEBYTECODE is set: to rewrite all takes
 # 13 s of CPU in each worker. What tests start is not affected.
 sys.dont_write_bytecode = False
+
+# Where python3 is a script of a version manager, each start of it takes four times as long: programs of tests start its Python.
+_PYTHON3 = shutil.which("python3")
+if _PYTHON3 and Path(_PYTHON3).read_bytes()[:2] == b"#!":
+    os.environ["PATH"] = f"{sys.base_prefix}/bin:{os.environ['PATH']}"
 
 # A shell starts what it runs in the background deaf to SIGINT, and all its children are: no test's Ctrl+C would arrive.
 signal.signal(signal.SIGINT, signal.default_int_handler)
