@@ -339,7 +339,7 @@ class JobFollower:
             self._left = True
 
     def _given_up(self, now: float) -> bool:
-        """Check whether the other nodes have ended, for over _LATE seconds, because there is no record of the coordinator.
+        """Check whether the other nodes have ended, for over 10 s, because there is no record of the coordinator.
 
         Agents that only read records do not know that it is dead, and an engine may know it minutes later.
         """
@@ -434,7 +434,7 @@ class JobFollower:
         return found
 
     def _answers(self, node: int, now: float) -> bool:
-        """Guess whether the agent of a node answers: it sent a frame in the last _SILENT seconds, or its stream is complete."""
+        """Guess whether the agent of a node answers: it sent a frame in the last 3 s, or its stream is complete."""
         return node in self.watch.ended or now - self.watch.received.get(node, 0.0) < _SILENT
 
     # -- broken connections --

@@ -115,7 +115,7 @@ def read_existing_lines(
 def read_remaining_logs(fleet: Fleet, inbox: Inbox, job: str, known: JobView, check: Check) -> Iterator[LogPiece]:
     """Request and yield the bytes of all logs of a job that has ended, from the offsets that `known` has reached.
 
-    After that, raises the errors of nodes, also where nothing has come for STALL seconds. inbox: gets the frames of the fleet's
+    After that, raises the errors of nodes, also where nothing has come for 60 s. inbox: gets the frames of the fleet's
     agents. Calls `check` regularly.
     """
     watch = JobView(frozenset(fleet.agents), pieces=True)

@@ -84,7 +84,7 @@ class _Bar:
         self._at = 0.0
 
     def __call__(self, progress: Progress) -> None:
-        """Show the progress, with at most one update in _BAR_PERIOD seconds within a phase, except for the end of the phase."""
+        """Show the progress, with at most one update in 0.25 s within a phase, except for the end of the phase."""
         with self._lock:
             now = time.monotonic()
             last = 0 < progress.total <= progress.done  # of its phase, nothing would replace what was shown before

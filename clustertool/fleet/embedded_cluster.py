@@ -138,7 +138,7 @@ class LocalCluster:
     def down(self) -> list[str]:
         """End the servers and their sessions, remove keys and configurations, and return a line for each server that ran.
 
-        The nodes' homes stay.
+        The nodes' homes stay. Returns [] if there was no cluster.
         """
         if not self.dir.is_dir():
             return []

@@ -167,7 +167,9 @@ class _StoredFile:
 
 
 def _to_content(cluster: Cluster) -> dict[str, object]:
-    """Convert a cluster to what its file has: hosts, settings, and the keys of _REACH that differ from their defaults.
+    """Convert a cluster to what its file has: its hosts, settings of the engine, and keys of conf.py.
+
+    The keys are those about connections and stops whose values differ from the defaults.
 
     Paths of local files become absolute. Returns {} for the embedded cluster.
     """
@@ -187,14 +189,20 @@ def _to_content(cluster: Cluster) -> dict[str, object]:
 
 
 def _read_content(value: _Content) -> _StoredFile:
-    """Build _StoredFile of a file's content, without a check of its hosts. Raises one of _DAMAGED, also for another format."""
+    """Build _StoredFile of a file's content, without a check of its hosts.
+
+    Raises ValueError for another format; ValueError, KeyError, TypeError or AttributeError for damaged content.
+    """
     if value["format"] != _FORMAT:
         raise ValueError(value["format"])
     return _StoredFile(str(value["id"]), str(value["asked"]), str(value["name"]), float(value["created"]), value)
 
 
 def _to_cluster(job: str, value: _Content) -> Cluster | None:
-    """Build the cluster of a file's content; None where it has no hosts (embedded cluster). Raises one of _DAMAGED."""
+    """Build the cluster of a file's content; None where it has no hosts (embedded cluster).
+
+    Raises ValueError, KeyError, TypeError or AttributeError for damaged content.
+    """
     if "hosts" not in value:
         return None
     hosts = tuple(_to_host(index, each) for index, each in enumerate(value["hosts"]))
@@ -211,7 +219,7 @@ def _to_cluster(job: str, value: _Content) -> Cluster | None:
 
 
 def _to_host(index: int, value: _Content) -> Host:
-    """Build a host with this index of its stored fields. Raises one of _DAMAGED for a wrong one."""
+    """Build the host with this index from its stored fields. Raises ValueError or KeyError if one is wrong or missing."""
     texts = {name: value.get(name, "") for name in _TEXTS}
     port, twin = whole(value["port"], 0, HIGHEST_PORT), whole(value["twin"], 0, 1 << 20)
     right = all(isinstance(text, str) for text in texts.values()) and port is not None and twin is not None

@@ -44,7 +44,7 @@ def _answers(name: str) -> bool | None:
 
 
 def _argv(address: str, ipv6: bool) -> list[str]:
-    """Build a command that ends with code 0 at the first reply, and with another one after _SECONDS without a reply."""
+    """Build a command that ends with code 0 at the first reply, and with another one after 2 s without a reply."""
     if sys.platform == "darwin":
         return ["ping6", "-q", "-c", "1", address] if ipv6 else ["ping", "-q", "-o", "-t", str(_SECONDS), address]
     return ["ping", "-6" if ipv6 else "-4", "-q", "-c", "1", "-w", str(_SECONDS), address]

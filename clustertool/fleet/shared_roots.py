@@ -35,6 +35,9 @@ def confirm_root_ids(fleet: Fleet, facts: ByNode) -> dict[int, Facts]:
 
 
 def _ask_step(fleet: Fleet, nodes: set[int], step: Step, token: str) -> dict[int, SeenAnswer]:
-    """Send a step of MEET to nodes, and return the answers; nodes that fail are left out. No Ctrl+C ends "forget"."""
+    """Send nodes the request to write, list or remove their marks ("leave", "find", "forget"), and return the answers.
+
+    Nodes that fail are left out. No Ctrl+C ends "forget".
+    """
     requests = {node: MEET({"step": step, "token": token, "node": node}) for node in nodes}
     return fleet.ask(requests, patient=step == "forget").ok

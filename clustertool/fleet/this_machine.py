@@ -91,7 +91,7 @@ def _same_folder(folder: str, other: str) -> bool:
 
 
 def shell_defaults() -> tuple[tuple[str, str], ...]:
-    """Return (name, value) of those SHELL_DEFAULTS that are set in this shell: they go before the defaults of the job."""
+    """Return (name, value) of the variables SHELL_DEFAULTS that are set in this shell: they replace the defaults of the job."""
     return tuple((name, os.environ[name]) for name in SHELL_DEFAULTS if name in os.environ)
 
 

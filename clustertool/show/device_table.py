@@ -25,7 +25,7 @@ _GIB = 1 << 30
 
 
 def devices_tables(nodes: Mapping[str, DevicesAnswer], terminal: Terminal) -> None:
-    """Print a summary of each kind of node, the devices as a table, then the nodes without devices, and problems.
+    """Print a summary of each kind of node, the devices as a table, then the nodes without devices; warn of problems.
 
     nodes: answers by name, each as node/devices/read.py makes it.
     """

@@ -72,7 +72,7 @@ def _container_text(container: Shown) -> str:
 
 
 def _process_row(process: Shown) -> Sequence[object]:
-    """Format a process as a row of _COLUMNS."""
+    """Format a process as a row of the table of its node."""
     return (
         process["role"],
         process["rank"],

@@ -330,7 +330,7 @@ def _node_part(story: ReportModel, node: ReportNode, scale: float, memory: float
 
 
 def _card_charts(story: ReportModel, node: ReportNode) -> list[Html]:
-    """Build the charts of a node's devices: part of the time in which they are busy, and memory."""
+    """Build the charts of a node's devices: part of the time in which they are busy, and memory; [] without any."""
     if not node.cards:
         return []
     busy = [Plot(card.busy, f"device {card.index}") for card in node.cards]
@@ -578,7 +578,7 @@ def _chart_line(line: Plot, end: float, top: float) -> Html:
 
 
 def _band(lines: Sequence[Plot], end: float, top: float) -> list[Html]:
-    """Build the area from the lowest to the highest of many curves, and the line of their median."""
+    """Build the area from the lowest to the highest of many curves, and the line of their median; [] without values."""
     lowest, middle, highest = band([line.curve for line in lines], end)
     if not middle:
         return []

@@ -81,7 +81,7 @@ def status_tables(status: Shown, terminal: Terminal, now: float) -> None:
 
 
 def epoch_row(epoch: Shown, names: Mapping[int, str]) -> list[str]:
-    """Format one epoch of an elastic job as a row of _EPOCHS. names: of the nodes by number."""
+    """Format one epoch of an elastic job as a row of the table of epochs. names: of the nodes by number."""
     left = [f"{names.get(node, f'node {node}')} ({why})" for node, why in epoch["left"]]
     joined = [names.get(node, f"node {node}") for node in epoch["joined"]] if epoch["attempt"] else []
     cost = f"{epoch['seconds']:.1f} s" if epoch["seconds"] else "-"
@@ -249,7 +249,7 @@ def _good_text(column: str, finding: Shown) -> str:
 
 
 def _process_row(process: Shown, names: Mapping[int, str], now: float) -> Sequence[object]:
-    """Format a process as a row of _PROCESSES."""
+    """Format a process as a row of the table of processes. names: of the nodes by number. now: seconds since the epoch."""
     since, cpu, memory = process["since"], process["cpu"], process["memory"]
     return (
         process["role"],
@@ -292,7 +292,10 @@ def _why_apart(node: Shown, status: Shown) -> str:
 
 
 def _node_row(node: Shown, names: Mapping[int, str], part: str) -> Sequence[object]:
-    """Format a node as a row of _NODES. part: why it takes no part in the job, which is its note if nothing is wrong."""
+    """Format a node as a row of the table of nodes. names: by number.
+
+    part: why it takes no part in the job, which is its note if nothing is wrong.
+    """
     beat = node["heartbeat"]
     away = "no connection to the coordinator" if node["unconnected"] else ""
     clock = f"clock {node['skew']:+.0f} s" if node["skew"] else ""
@@ -307,12 +310,12 @@ def _node_row(node: Shown, names: Mapping[int, str], part: str) -> Sequence[obje
 
 
 def _pod_row(pod: Shown) -> Sequence[object]:
-    """Format a pod as a row of _PODS."""
+    """Format a pod as a row of the table of pods."""
     return pod["pod"], pod["host"], pod["phase"], pod["restarts"], pod["reason"]
 
 
 def _job_cells(job: Shown, now: float) -> Sequence[object]:
-    """Format a job as the cells of _JOBS."""
+    """Format a job as the cells of the table of jobs that follow its id and name."""
     began = job["started"] or job["created"]
     started = time.strftime("%Y-%m-%d %H:%M", time.localtime(began)) if began else ""
     state, lasted = _state_cell(job["state"]), duration(job, now)

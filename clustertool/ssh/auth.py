@@ -81,7 +81,11 @@ class _Keyring:
             return self._agents[path].get_keys()  # type: ignore[no-any-return]
 
     def load(self, path: str, passphrase: str = "") -> PKey | None:
-        """Load the key in a file; None if it is locked and this is not its passphrase. Raises one of _BAD_KEY."""
+        """Load the key in a file; None if it is locked and this is not its passphrase.
+
+        The result is kept as long as the file does not change. Raises OSError; ValueError, SSHException or
+        UnsupportedAlgorithm for a key that cannot be used.
+        """
         which = (path, os.stat(path).st_mtime_ns, passphrase)
         with self._lock:
             if which not in self._files:

@@ -139,7 +139,7 @@ def late_login(seconds: float, shown: str, node: str) -> Unreachable:
 
 
 class Greeting:
-    """A reader of the lines that a login and the start of the node side print. They share one deadline and MOST_BYTES.
+    """A reader of the lines that a login and the start of the node side print. They share one deadline and 64 KiB.
 
     The bytes after the last line are in `rest`.
     """
@@ -242,7 +242,7 @@ class Greeting:
         return late_login(self._seconds, self._last_line(), self._node)
 
     def _endless_error(self) -> PreflightError:
-        """Build the error of more bytes than MOST_BYTES."""
+        """Build the error of a login that prints more than 64 KiB."""
         what = f"the login shell prints too much (more than {MOST_BYTES >> 10} KiB)"
         return PreflightError(what, SHELL_FIX, self._node)
 

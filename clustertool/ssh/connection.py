@@ -194,9 +194,9 @@ class Bastion:
             hang_up(connection)
 
     def _open_chain(self, prompter: Prompter) -> None:
-        """Open the chain, if it is not open. After a failure all callers get the same error for the timeout of connections.
+        """Open the chain, if it is not open. Raises why it cannot be opened.
 
-        They would fail as slowly.
+        For the timeout of connections after a failure, all callers get the same error at once: they would fail as slowly.
         """
         with self._opening:
             if self._open and self._open[-1].is_connected:

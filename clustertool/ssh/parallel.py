@@ -95,7 +95,7 @@ def raise_file_limit() -> None:
 
 
 def _width(wanted: int | None) -> int:
-    """Return the number of threads: `wanted`, else WIDTH, but no more than the limit of open files allows."""
+    """Return the number of threads: `wanted`, else 128, but no more than the limit of open files allows."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     files = 1 << 20 if soft == resource.RLIM_INFINITY else soft
     return max(1, min(wanted or WIDTH, (files - _FILES_OURS) // _FILES_PER_ITEM))

@@ -39,7 +39,7 @@ _PRIVATE: dict[type, str] = {
 
 
 def _require_supported() -> None:
-    """Raise ConfigError for a version of paramiko that lacks a name of _PRIVATE."""
+    """Raise ConfigError for a version of paramiko that lacks one of the private names that are used here."""
     private = [(kind, name) for kind, names in _PRIVATE.items() for name in names.split()]
     missing = [f"{kind.__name__}.{name}" for kind, name in private if not hasattr(kind, name)]
     if missing:

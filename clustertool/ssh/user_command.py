@@ -88,7 +88,7 @@ Take = Callable[[bytes, bool], None]  # a piece of the output, and whether it is
 
 
 class Kept:
-    """The output of a command, up to KEEP bytes of each stream. cut: how many bytes are left out."""
+    """The output of a command, up to 16 MiB of each stream. cut: how many bytes are left out."""
 
     def __init__(self) -> None:
         self.stdout, self.stderr, self.cut = bytearray(), bytearray(), 0

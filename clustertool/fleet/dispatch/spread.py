@@ -98,7 +98,7 @@ class Spread:
         self._end_relays()
 
     def _arrived(self) -> Iterator[Callable[[], None]]:
-        """Yield calls that threads have queued, at most about a thousand; wait for the first one at most SLICE seconds."""
+        """Yield calls that threads have queued, at most about a thousand; wait for the first one at most 0.05 s."""
         with contextlib.suppress(queue.Empty):
             yield self._queue.get(timeout=SLICE)
             for _ in range(_ROUND):

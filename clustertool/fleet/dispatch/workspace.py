@@ -546,7 +546,7 @@ def _read_lines(file: Path) -> IgnoreLines:
 
 
 def _size(path: bytes, info: os.stat_result) -> int:
-    """Return the bytes of a file, or of all files below a folder; after _SIZE_LIMIT files, what was counted so far.
+    """Return the bytes of a file, or of all files below a folder; after 200,000 files, what was counted so far.
 
     What cannot be read counts 0.
     """

@@ -165,6 +165,6 @@ class JoinChild:
         self._reports.put(CLOSED)
 
     def _read_errors(self, pipe: IO[bytes]) -> None:
-        """Read the process's stderr to its end, and keep the last _KEPT bytes."""
+        """Read the process's stderr to its end, and keep the last 8 KiB."""
         for line in pipe:
             self._errors = (self._errors + line)[-_KEPT:]

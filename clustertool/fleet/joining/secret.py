@@ -122,7 +122,7 @@ def certificate(secret: str, salt: str) -> tuple[str, str]:
 def _require_strong(text: str, source: str) -> str:
     """Return the text. Raises UsageError where it has blanks or characters that are not ASCII, or can be guessed.
 
-    It needs BITS bits and eight different characters.
+    It needs 128 bits, as bits() estimates them, and eight different characters.
     """
     if not re.fullmatch(r"[!-~]+", text):
         what = f"the secret in {source} is empty, or has blanks or characters that are not ASCII"

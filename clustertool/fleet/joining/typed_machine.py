@@ -112,8 +112,8 @@ def take_lock(what: str, *key: str) -> socket.socket | None:
     """Lock a command on this machine, until the returned socket is closed.
 
     key: what makes it the same command. what: names the command in the error. Raises UsageError, which names the process of
-    this user that has the lock. Returns None where a process of another user has the name, or one that never listens: any user
-    can take any name, and this must not stop the job of another user.
+    this user that has the lock. Returns None where a process of another user has the name, or one that does not listen within
+    1 s: any user can take any name, and this must not stop the job of another user.
     """
     text = "\0".join((str(os.getuid()), *key))
     name = f"\0clustertool/join/{hashlib.sha256(text.encode()).hexdigest()[:40]}".encode()

@@ -121,7 +121,7 @@ class NodeFolder:
         return Copied(sum(gathered.ok.values()), len(gathered.ok))
 
     def receive_file(self, path: str, entry: FolderEntry, target: Path, check: Check) -> Copied:
-        """Copy one file of the directory into the folder `target`, which is made.
+        """Copy one file of the directory into the folder `target`, which is made, but not left empty after an error.
 
         entry: what find() has found at `path`; the copy has the name of the path. A file that is there already, with the same
         size and time, counts as copied with 0 bytes. Raises BadAnswer, too.

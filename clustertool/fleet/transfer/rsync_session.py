@@ -68,7 +68,8 @@ def pull(
 ) -> Copied:
     """Copy a directory of the node into `target` here, which is made. names: only these entries of it, by their paths.
 
-    Links that lead out of the directory are left out. Raises NotFound, RsyncMissing, DispatchError, Unreachable.
+    Links that lead out of the directory are left out. Raises NotFound, and removes `target` if it is empty then; RsyncMissing,
+    DispatchError, Unreachable.
     """
     os.makedirs(target, exist_ok=True)
     which = ["--recursive"] if names is None else ["--files-from=-", "--from0"]
@@ -130,7 +131,7 @@ class Pipe:
             raise
 
     def _start(self, link: Link, script: bytes, timeout: float) -> bytes:
-        """Start the script, and return what came together with its start."""
+        """Start the script, and return the bytes that came together with its start. Raises Unreachable, PreflightError."""
         greeting = Greeting(self.channel, link.node, timeout)
         try:
             greeting.start(b"printf %s >&2\n%s" % (self._mark, script))
@@ -158,7 +159,7 @@ class Pipe:
         return self._stderr().partition(self._mark)[2]
 
     def _stderr(self) -> bytes:
-        """Read what is there of the channel's stderr, about KEEP bytes at most."""
+        """Read what is there of the channel's stderr, about 16 MiB at most."""
         got = b""
         while self.channel.recv_stderr_ready() and len(got) < KEEP:
             got += self.channel.recv_stderr(_CHUNK)
@@ -188,9 +189,10 @@ class _Session:
     error: ClustertoolError | None = None  # of the remote side
 
     def run(self, check: Check | None) -> Copied:
-        """Run rsync to its end, and return what it copied; call `check` every SLICE seconds.
+        """Run rsync to its end, and return what it copied; call `check` every 0.05 s.
 
-        Raises RsyncMissing, DispatchError, also if nothing moves for STALL seconds, NotFound, Unreachable.
+        At the end its processes have ended, and the channel is closed. Raises RsyncMissing; DispatchError, also if nothing
+        moves for 60 s; NotFound, Unreachable.
         """
         ours, theirs = socket.socketpair()
         with ours, theirs:
@@ -277,7 +279,7 @@ class _Session:
     # -- in threads --
 
     def _keep_tail(self, name: str, stream: IO[bytes]) -> None:
-        """Read a stream to its end, and keep its last _TAIL bytes in `output`."""
+        """Read a stream to its end, and keep its last 8 KiB in `output`."""
         with stream:
             while data := os.read(stream.fileno(), 1 << 16):
                 self.output[name] = (self.output[name] + data)[-_TAIL:]
