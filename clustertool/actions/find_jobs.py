@@ -161,7 +161,8 @@ def summaries_by_job(answers: Mapping[int, JobsAnswer]) -> dict[str, dict[int, J
 def _merge_summaries(job: str, parts: list[JobSummary], known: Description | None) -> ListedJob:
     """Merge the nodes' summaries of a job, and what its engine knows, to one entry.
 
-    If the engine has it queued again and no process of it may run, the entry is that of a queued job.
+    The worst state, the earliest start and the latest end count. If the engine has it queued again and no process
+    of it may run, the entry is that of a queued job.
     """
     recorded = [read_part(part) for part in parts]
     over = any(part.state in OUTCOMES for part in recorded)

@@ -28,7 +28,7 @@ _COMMAND = 200  # characters of a command that are compared and shown
 
 
 def plan_before_meeting(request: RunRequest, meeting: TypedMeeting, folder: Path) -> tuple[RunRequest, Plan]:
-    """Read the job and the folder's files into `request`, and plan the job before the machines meet: (request, plan).
+    """Read the job of the folder into `request`, and plan it before the machines meet; return (request, plan).
 
     In the plan only the coordinator has an address, and each machine has as many devices as are named. Raises UsageError (also
     for --resume, --wait and --skip-bad), DataError, ConfigError.

@@ -217,7 +217,7 @@ def require_names(workspace: Workspace, output: str) -> None:
 
 
 def require_scripts(workspace: Workspace, commands: Iterable[Sequence[str]]) -> None:
-    """Raise DataError for a command whose Python script is not sent. Paths outside the workspace are not checked."""
+    """Raise DataError for a command whose Python script is not sent. Links and paths outside the workspace are not checked."""
     for script in filter(None, map(script_of, commands)):
         path = posixpath.normpath(script)
         if path.startswith(("/", "../", "~")) or path in workspace.files or (workspace.top / path).is_symlink():

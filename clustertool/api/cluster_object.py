@@ -325,7 +325,10 @@ def refuse_nested(made: Plan, folder: str = "") -> str:
 
 
 def _keywords(inner: Inner) -> str:
-    """Write the keywords of Cluster.run() that start the launcher's program in one training, as in Python code."""
+    """Write the keywords of Cluster.run() that start the launcher's program in one training, as in Python code.
+
+    If the program is not known: which keywords are needed, in words.
+    """
     if not inner.program:
         return f"script without {inner.shown}, and nproc_per_node"
     found: dict[str, object] = {"script": shlex.join(inner.program)}

@@ -116,8 +116,8 @@ class SharedDirectory:
     def reopen(self, client: RecordsClient) -> RecordsClient:
         """Close a client, and return a new one of the same base on a new connection.
 
-        The first client that asks for this opens the connection for all. If that fails, it raises the
-        reason, and all get the same error for one second.
+        The first client that asks for this opens the connection for all. If that fails, the error is raised, for all of them
+        in the next second.
         """
         with self._opening:
             if self._agent is client.agent:

@@ -284,7 +284,10 @@ def _legend(story: ReportModel) -> Html:
 
 
 def _nodes_section(story: ReportModel) -> Html:
-    """Build the section with the charts of each node. Of many nodes, those without a finding are folded."""
+    """Build the section with the charts of each node.
+
+    Of more than 12 nodes, those without a finding are folded, and a chart has the CPU of all ranks.
+    """
     found = {rank.node for rank in story.ranks if rank.behind or rank.state is RankState.FAILED}
     found |= {node.index for node in story.nodes if node.state in (NodeState.LOST, NodeState.UNKNOWN)}
     few = len(story.nodes) <= _NODES

@@ -409,7 +409,7 @@ class _Typed:
     def replies(self, title: str, instructions: str, fields: list[tuple[str, bool]]) -> list[str]:
         """Return the answers to the server's questions: the password of the account, or what the user types.
 
-        Its texts are shown as texts of the server, in quotation marks, without control characters.
+        The server's texts are shown as such, in quotation marks, without control characters.
         """
         notes = [_quoted(text) for text in (title, instructions) if text.strip()] if fields else []
         answers = []

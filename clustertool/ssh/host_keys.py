@@ -125,7 +125,7 @@ class KnownHosts:
         """Check whether a known authority certifies the key.
 
         Raises AuthError for a revoked key or authority, and for a certificate of a known authority that is not right, unless
-        the key itself is known.
+        known_hosts has a plain key of the host, too.
         """
         certificate = read_certificate(blob)
         authority = base64.b64encode(certificate.authority).decode() if certificate else ""

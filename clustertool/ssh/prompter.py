@@ -206,9 +206,10 @@ class Prompter:
         return request.reply.get()
 
     def _next(self) -> _Request | None:
-        """Take the question to put now out of the queue, None if there is none.
+        """Take the question to put now out of the queue, None if there is none. First passwords of hosts come last.
 
         While a password is being tried, questions for passwords of the same user wait: that one may be offered to their hosts.
+        Before it is offered, hosts that want one are collected for 0.3 s.
         """
         with self._lock:
             busy = {account.group for account in self._trials}

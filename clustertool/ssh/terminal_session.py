@@ -61,7 +61,7 @@ def run_on_terminal(link: SshLink, argv: Sequence[str], check: Callable[[], None
 def _skip_to_shell(channel: paramiko.Channel, link: SshLink) -> None:
     """Wait until the shell is ready, and drop what the start files of the login shell print before.
 
-    Raises PreflightError after 30 s, at its end, and for too much output.
+    Raises PreflightError after 30 s, at the end of the channel, and for more than 64 KiB of output.
     """
     seen, end = b"", time.monotonic() + _OPENING
     while _READY not in seen:

@@ -387,9 +387,10 @@ def _read_flag(row: str) -> Flag:
 
 
 def _effect(option: str, effect: str, here: str) -> str | Effect:
-    """Return the option of `run` or the function for a row. option: its long name. effect: the text behind the arrow.
+    """Return the effect of a row: the option of `run` that gets the value ("": the one of the same name), or a function.
 
-    here: the text for users, whose beginning ("not needed", "refused", "off only") decides where there is no arrow.
+    option: the long name of the row. effect: the text behind the arrow. here: the text for users, whose beginning ("not
+    needed", "refused", "off only") decides where there is no arrow.
     """
     case, _, reason = here.partition(": ")
     kind, _, name = effect.partition(".")

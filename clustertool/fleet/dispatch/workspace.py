@@ -248,9 +248,10 @@ def _stamp(info: os.stat_result) -> tuple[int, int, int, int]:
 
 
 def _read_all(walk: _Walk, todo: Sequence[Found], crew: _Readers) -> Iterator[_Read]:
-    """Read files in threads, and yield their contents: large files alone, small ones by the hundred.
+    """Read files, and yield lists of (path, content): large files alone, small ones by the hundred.
 
-    To hand a small one to a thread costs as much as to read it.
+    Files that cannot be sent are left out. They are read in threads, except that the smallest ones are read in this thread
+    until one had to wait: to hand one to a thread costs as much as to read it.
     """
 
     def names(some: Sequence[Found]) -> _Read:
@@ -477,9 +478,9 @@ class _Walk:
         return "" if taken else (_FOLDERS if is_dir else _FILES).get(name, "")
 
     def _reason_of_jobs(self, entry: os.DirEntry[bytes], path: str, is_dir: bool, top: bool) -> str:
-        """Return why a path counts as results or logs of earlier jobs, "" where it does not.
+        """Return why a path, which no line of .clusterignore fits, counts as results or logs of earlier jobs, else "".
 
-        No line of .clusterignore fits it.
+        For a folder with code, what is sent of it is recorded: see _has_code().
         """
         name = os.fsdecode(entry.name)
         if is_dir and _FETCHED.fullmatch(name):
