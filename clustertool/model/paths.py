@@ -94,7 +94,7 @@ class JobPaths:
     def first_log(role: str, log: str = "log/") -> str:
         """Return the second name of a role's first log on its node, as the old tool had it: log/train.log.
 
-        log: a log, whose folder it is in.
+        log: any log; the result is in its folder.
         """
         return f"{posixpath.dirname(log)}/{_FIRST[role]}"
 

@@ -73,9 +73,9 @@ def _check_names(facts: ByNode) -> List[Finding]:
 
 
 def _check_name(fact: Facts, several: bool) -> Finding:
-    """Report a training address or a host name that leads back to its own machine, and a name without an address.
+    """Report a training address that leads back to its own machine (error), such a host name, and one without an address.
 
-    several: the nodes are several machines.
+    several: the nodes are several machines; else, and without a fault, the level is ok.
     """
     name, own = fact.hostname, fact.own
     if several and fact.address.startswith(_LOOPBACK):

@@ -179,7 +179,7 @@ def _ids(kind: str, ids: Iterable[int]) -> str:
 
 
 def _users(node: int, report: DevicesAnswer, cards: Sequence[Card]) -> List[Finding]:
-    """Report cards that jobs have locked, processes on cards, and memory in use without a process."""
+    """Report cards that jobs have locked, processes on cards, and memory in use without a process; else one finding "ok"."""
     kind = str(report["kind"])
     locks = {card["index"]: card.get("held") for card in cards}
     locked = {index: holder(lock["job"], lock["user"]) for index, lock in locks.items() if lock}

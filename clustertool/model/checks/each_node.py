@@ -86,7 +86,7 @@ def unreachable(
 
 
 def _ping(node: int, answer: Optional[bool], answered: bool) -> Finding:
-    """Report the result of a ping. answered: the node answered by ssh."""
+    """Report the result of a ping: without a reply a warning if the node answered by ssh (`answered`), else an error."""
     if answer is None:
         return Finding(node, "ping", "skip", "not measured")
     if answer:
@@ -96,7 +96,7 @@ def _ping(node: int, answer: Optional[bool], answered: bool) -> Finding:
 
 
 def _phases(node: int, user: str, seconds: Mapping[str, float]) -> Finding:
-    """Report the user of the login, or phases that took more than SLOW seconds, with their usual causes."""
+    """Report the user of the login (ok), or phases that took more than SLOW seconds, with their usual causes (a warning)."""
     slow = [name for name in _PHASES if seconds.get(name, 0.0) > SLOW]
     if not slow:
         return Finding(node, "ssh", "ok", user)

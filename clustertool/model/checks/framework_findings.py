@@ -98,9 +98,10 @@ def _parse_report(line: str, mark: str) -> Optional[Dict[str, str]]:
 
 
 def patience(ranks: Sequence[TrialRank], seconds: float) -> float:
-    """Compute for how many seconds the trial waits for the next line of a rank before it ends. seconds: of --timeout.
+    """Compute for how many seconds the trial waits for the next line of a rank before it ends: 0 when all are done.
 
-    0 when all are done. After a failure that stops the others, it waits only for their messages.
+    `seconds` (of --timeout) if no rank has failed, or one waits that does not need the others yet. Otherwise, only the time
+    for the messages about the failure.
     """
     waiting, broken = [one for one in ranks if one.waits], [one for one in ranks if one.failure]
     if not broken:

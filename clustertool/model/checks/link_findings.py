@@ -143,7 +143,9 @@ def targets(found: Pattern, ports: Mapping[int, Sequence[int]]) -> Dict[int, Lis
 
 
 def judge(tries: Sequence[Try], nodes: Sequence[int], names: Names) -> List[Finding]:
-    """Return the findings of the column mesh: broken pairs, nodes that were not tried, and all others. names: folds names.
+    """Return the findings of the column mesh: an error for broken pairs, a warning for nodes that were not tried, else ok.
+
+    names: folds names.
 
     The node with most broken pairs is reported with all of them, then the next one of the rest, so that without the nodes that
     have an error all others reach each other.
@@ -180,7 +182,7 @@ def _directions(tries: Sequence[Try]) -> Dict[Pair, Direction]:
 
 
 def _summarize(tries: Sequence[Try]) -> Direction:
-    """Summarize the attempts from one node to another: "ok", or what was wrong, with the ports if not all are."""
+    """Summarize the attempts from one node to another: "ok", or what was wrong, with the ports if some attempts were ok."""
     bad = [one for one in tries if one.answer is not LinkAnswer.OK]
     if not bad:
         return Direction(LinkAnswer.OK.value)

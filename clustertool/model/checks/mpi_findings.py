@@ -11,7 +11,9 @@ from clustertool.model.mpi.launch_command import NO_MPI_FIX, SUPPORTED, Implemen
 
 
 def mpi_findings(facts: ByNode) -> List[Finding]:
-    """Compare the MPI of each node with node 0's, whose mpirun starts the daemons of all; without one, with what most have.
+    """Return a finding about the MPI of each node: an error if it is missing, unsupported, without its daemon, or another one.
+
+    It is compared with that of node 0, whose mpirun starts the daemons of all; without one, with what most have.
 
     facts: of the nodes that were asked for their MPI.
     """

@@ -245,7 +245,10 @@ def name_of(job: str, mark: str, role: str, rank: int, attempt: int) -> str:
 def command(
     container: ContainerSpec, spec: Spec, process: SpecProcess, names: List[str], around: Surroundings
 ) -> List[str]:
-    """Build the command line of the client that starts a rank in a container. names: of its variables (passed())."""
+    """Build the command line of the client that starts a rank in a container. names: of its variables (passed()).
+
+    Where a scheduler signals all processes (in_step), a shell starts podman's container in the background, and waits for it.
+    """
     runtime = container["runtime"]
     options = (
         device_options(runtime, spec["device_kind"], around.present, container["options"]) if process["devices"] else []

@@ -350,7 +350,7 @@ class Scheduler:
         return GiveUp(member.node, cause)
 
     def _mark_slow_nodes(self, now: float) -> None:
-        """Mark nodes with late pieces as slow for 10 s, and allow one more sender for each sender that is stuck with one."""
+        """Record late pieces, mark their nodes as slow for 10 s, and allow one more sender for each that is stuck with one."""
         late = {(node, piece) for node, piece in self._pace.find_late(now) if not self.members[node].failed}
         for node, _ in late:
             self.members[node].slow = now + _REST

@@ -80,10 +80,7 @@ class Kinship:
         return bool(self.name) and self.name in (job.name, job.asked)
 
     def has_place(self, job: EarlierJob) -> bool:
-        """Check whether an earlier job has the same owner and workspace.
-
-        Where both jobs have a name, they are not of the same work.
-        """
+        """Check whether an earlier job has the same owner and workspace, and at least one of the two jobs has no name."""
         same = bool(self.workspace) and (job.owner, job.workspace) == (self.owner, self.workspace)
         return same and not (self.name and job.name)
 

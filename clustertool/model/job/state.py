@@ -212,7 +212,10 @@ class JobStatus:
             self.lose(here.index, moved, NodeTrouble(NodeCause.SUPERVISOR_GONE))
 
     def end_by_engine(self, reason: str, since: float) -> None:
-        """Set nodes that have recorded no end to LOST, since the engine has proved that no process of the job is left."""
+        """Set nodes that have recorded no end to LOST, since the engine has proved that no process of the job is left.
+
+        `engine_end` becomes the reason.
+        """
         self.engine_end = reason
         for node in self.nodes.values():
             if node.state is not NodeState.ENDED:
@@ -254,7 +257,10 @@ class JobStatus:
     # -- events of a node
 
     def _on_job(self, here: NodeStatus, event: Event) -> None:
-        """Read the job's header: names, nodes, and the places of ranks. A second one of a node is a start by the engine."""
+        """Read the job's header: names, nodes, and the places of ranks. A second one of a node is a start by the engine.
+
+        How the job ended on this node before is then forgotten.
+        """
         if here.index in self._begun:
             self._begin_again(here)
         self._begun.add(here.index)

@@ -307,7 +307,10 @@ def _refuse_late(state: JoinState, event: Offered) -> Tuple[Action, ...]:
 
 
 def _on_gone(state: JoinState, event: Gone) -> Step:
-    """Leave out a machine whose connection has ended: gather again, or end a job that is not elastic after the gathering."""
+    """Leave out a machine whose connection has ended: gather again, or end a job that is not elastic after the gathering.
+
+    One on standby is only removed.
+    """
     member = _member(state, event.connection)
     if member is None:
         return state._replace(standby=tuple(one for one in state.standby if one.connection != event.connection)), ()
@@ -345,7 +348,7 @@ def _member(state: JoinState, connection: int) -> Optional[JoinedNode]:
 
 
 def _on_tick(state: JoinState, event: Tick) -> Step:
-    """Check the time: of answers to an order, of the gathering of an epoch, or JOIN_TIMEOUT."""
+    """Do what it is time for: end a late order, begin an epoch, or end the joining after JOIN_TIMEOUT."""
     if state.phase in _QUICK:
         return _check_answers(state, event.now)
     if state.phase == "gathering" and state.elastic is not None:
@@ -420,14 +423,14 @@ def _order(state: JoinState, phase: str) -> Tuple[JoinState, Action]:
 
 
 def _on_done(state: JoinState, event: Done) -> Step:
-    """Note that a machine has done the order of this round; ignore other answers."""
+    """Note that a machine has done the order of this round, and go on if it is the last one; ignore other answers."""
     if event.round != state.round or _member(state, event.connection) is None or event.connection in state.answered:
         return state, ()
     return _continue_if_answered(state._replace(answered=(*state.answered, event.connection)))
 
 
 def _on_failed(state: JoinState, event: Failed) -> Step:
-    """Note that a machine has failed at the order of this round; ignore other answers."""
+    """Note that a machine has failed at the order of this round, and go on if it is the last one; ignore other answers."""
     if event.round != state.round or _member(state, event.connection) is None or event.connection in state.answered:
         return state, ()
     failures = (*state.failures, (event.connection, event.error))

@@ -74,7 +74,7 @@ def read_errors(rows: object) -> ClustertoolError:
 
 
 def read_error(row: object) -> ClustertoolError:
-    """Convert one row to an error. Raises ValueError."""
+    """Convert one row to an error, of an unknown kind to PreflightError. Raises ValueError for what is no row."""
     if not isinstance(row, dict) or not all(isinstance(row.get(name), str) for name in _FIELDS):
         raise ValueError("an error without its fields")
     kind, what, fix, node = (row[name][:_LONGEST] for name in _FIELDS)

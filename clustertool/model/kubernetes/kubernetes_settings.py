@@ -162,7 +162,10 @@ def read_amounts(value: object, path: str) -> Dict[str, str]:
 
 
 def _nodes(value: object) -> Nodes:
-    """Check a number of pods, or one for each role, and return the roles in the order of the nodes. Raises NotRight."""
+    """Check a number of pods, or one for each role, and return (role, number) in the order of the nodes. Raises NotRight.
+
+    A number alone is that of the trainers, which must be there.
+    """
     count = whole(value, 1, _MOST) if not isinstance(value, Mapping) else None
     if count is not None:
         return (("trainer", count),)
@@ -285,7 +288,7 @@ def _keep(value: object) -> float:
 
 
 def _paddlejob(value: object) -> Manifest:
-    """Check an object with fields of a PaddleJob that are known. Raises NotRight."""
+    """Check that an object has only known fields of a PaddleJob, with known values, and copy it. Raises NotRight."""
     found = _object(value)
     for name, one in found.items():
         known = _PADDLEJOB.get(name)

@@ -113,7 +113,7 @@ class PodView(NamedTuple):
 
 
 def view(pod: Object) -> PodView:
-    """Read what a pod's object states about its end or its waiting."""
+    """Build the PodView of a pod from its object in the API."""
     metadata, status = fields(pod, "metadata"), fields(pod, "status")
     container = _container(status)
     phase, host = text(status, "phase") or "Pending", text(fields(pod, "spec"), "nodeName")

@@ -131,10 +131,10 @@ def hostfile(implementation: Optional[Implementation], nodes: Sequence[int]) -> 
 def mpirun(
     implementation: Optional[Implementation], nodes: Sequence[int], address: str, options: Sequence[str], root: bool
 ) -> Tuple[str, ...]:
-    """Build the command line of mpirun.
+    """Build the command line of mpirun: its options by the implementation, the number of ranks, and the script of a rank.
 
-    implementation: None: not known, as for --dry without a connection. nodes: by rank. address: of node 0, for the daemons.
-    options: the user's. root: the job's user is root.
+    implementation: None: not known, as for --dry without a connection; only the user's options are set then. nodes: by rank.
+    address: of node 0, for the daemons. options: the user's. root: the job's user is root.
     """
     own: List[str] = []
     if implementation is not None:

@@ -188,7 +188,10 @@ class _PortChooser:
         raise Several([*self.taken, none]) if self.taken else none
 
     def next(self, node: int) -> int:
-        """Take and return the next port from START_PORT on, on this node's machine. Ports that were given away are left out."""
+        """Take and return the next port from START_PORT on, on this node's machine. Ports that were given away are left out.
+
+        One that is in use is an error in `taken`.
+        """
         machine = self._facts[node].machine
         port = self._next.get(machine, self._cluster.start_port)
         while port != self._cluster.start_port and port in self.given(node):
@@ -199,7 +202,8 @@ class _PortChooser:
     def blocks(self, nodes: Sequence[int], width: int) -> List[Tuple[int, ...]]:
         """Take the ports of one pserver on each of these nodes: consecutive, from PADDLE_PORT on, and the same on all nodes.
 
-        Only a PADDLE_PORT from conf.py is a demand. Else the first block that is free on all nodes is taken.
+        Only a PADDLE_PORT from conf.py is a demand, and an error in `taken` if it is busy. Else the first block that is free on
+        all nodes is taken, and a busy port that was passed is noted in `moved`.
         """
         machines = {self._facts[node].machine: node for node in reversed(nodes)}
         start = wanted = max(self._block.get(machine, self._cluster.pserver_port) for machine in machines)

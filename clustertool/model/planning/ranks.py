@@ -96,9 +96,9 @@ def _count_by_devices(what: str, host: Host, devices: Tuple[int, ...], facts: Fa
 
 
 def _places_of(role: str, endpoints: Sequence[str], hosts: Sequence[Host], facts: ByNode) -> List[Place]:
-    """Find the places of listed endpoints; the rank is the position in the list. Raises UsageError.
+    """Find node and port of each listed endpoint, port 0 if it names none; the rank is the position in the list.
 
-    An address is compared whole, so 10.0.0.1 never takes 10.0.0.11's place.
+    Raises UsageError for an address of no host. An address is compared whole, so 10.0.0.1 never takes 10.0.0.11's place.
     """
     nodes: Dict[str, int] = {}
     for host in reversed(hosts):

@@ -70,7 +70,7 @@ def _node_list(value: object) -> str:
 
 
 def _login(value: object) -> str:
-    """Check that a value names one host, or is "". Raises ValueError."""
+    """Check that a value names one host, and return it. Raises ValueError."""
     text = _text_without_spaces(value)
     try:
         one = len(read_hosts([text])) == 1
