@@ -162,7 +162,10 @@ def _code_at(agent: Agent, digest: str) -> str:
 
 
 def keep_code(agent: Agent, request: JoinCodeRequest) -> Answer:
-    """Install the sent modules, with the agent's own code, in ~/.cache/clustertool. Raises PreflightError."""
+    """Install the sent modules, with the agent's own code, in ~/.cache/clustertool.
+
+    Raises PreflightError for damaged modules, and if that folder cannot be written, or other users can write to it.
+    """
     try:
         parts = zlib.decompress(base64.b64decode(request["data"])).decode().split("\0")
     except (ValueError, zlib.error):

@@ -98,7 +98,10 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def _run(paths: JobPaths, found: RankEnvironment, command: Sequence[str]) -> int:
-    """Start the program with the environment and limits of the rank, or in its container, and return its exit code."""
+    """Start the program with the environment and limits of the rank, or in its container, and return its exit code.
+
+    Ends it with the session or the job. If it cannot start, print why, and return 127 or 126.
+    """
     session = found.get("session")
     env = dict(found["env"]) if session is None else {**os.environ, **session["env"]}
     env[_SESSION] = secrets.token_hex(8)

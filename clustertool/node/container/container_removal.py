@@ -109,7 +109,7 @@ class Removal:
         self.pid, self._kill_at, self._child = child.pid, now + _EACH, child
 
     def changed(self, status: int) -> None:
-        """Read the output of the command, if its `status` (of waitpid) is that it has ended."""
+        """Handle the wait status of the command: once it has ended, read from its output which containers are left."""
         if os.WIFSTOPPED(status) or os.WIFCONTINUED(status):
             return
         code = os.WEXITSTATUS(status) if os.WIFEXITED(status) else -1

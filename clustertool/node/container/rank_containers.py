@@ -96,7 +96,10 @@ class RankContainer:
         return self.main is not None or self._read() != _EMPTY
 
     def find(self) -> bool:
-        """Search the container's first process by the pid in the file. Returns True if it is known since this call."""
+        """Search the container's first process by the pid in the file. Returns True if it is known since this call.
+
+        The process must have the rank's mark, or descend from this one.
+        """
         if self.main is not None:
             return False
         text = self._read().split(b"\n")[0]

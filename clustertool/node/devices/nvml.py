@@ -206,7 +206,10 @@ class _Asker:
 
 
 def _read_card(nvml: Library, index: int, full: bool) -> Card:
-    """Read a card by its index, with `full` also its state. problem: the first error."""
+    """Read a card by its index, with `full` also its state; only index and problem if it does not answer.
+
+    problem: the first error, without those of the state.
+    """
     ask = _Asker(nvml)
     handle = ask(nvml.nvmlDeviceGetHandleByIndex, index)
     card: Card = {"index": index}

@@ -176,7 +176,10 @@ TOOLS: Mapping[str, Tool] = {
 
 
 def read(kind: str) -> Found:
-    """Run the vendor's tool for this kind, and return its devices, the driver's version, and the problem or ""."""
+    """Run the vendor's tool for this kind, and return its devices, the driver's version, and the problem or "".
+
+    Problems: there is no tool, it takes more than 10 s, or reports no device.
+    """
     names, calls, parse = TOOLS[kind]
     nothing: Found = {"devices": [], "driver": ""}
     found_at = program(kind)

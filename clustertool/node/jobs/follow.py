@@ -127,7 +127,10 @@ class Follower:
                 del self._lost[name]
 
     def _read_events(self) -> Iterator[Tuple[StreamFrame, bytes]]:
-        """Yield frames of the events that are new. Events of a piece whose frame would be too large are dropped."""
+        """Yield frames of the events that are new, and open the logs of requested ranks that these events name.
+
+        Events of a piece whose frame would be too large are dropped.
+        """
         while True:
             data = os.pread(self._events, PIECE, self._events_at)
             if not data:
@@ -180,7 +183,7 @@ class Follower:
             self._sizes[name] = log.size()
 
     def _log_header(self, name: str, key: Tuple[str, int], attempt: int, offset: int) -> LogFrame:
-        """Build the header of a log's next piece."""
+        """Build the header of a log's next piece, which begins at `offset`."""
         return {
             "type": "log",
             "node": self._record.node,

@@ -42,15 +42,15 @@ _LONGEST = 2000  # characters of a command
 
 
 def status(node: NodeContext, request: requests.JobRequest) -> answers.StatusAnswer:
-    """Collect all events of a job on this node, its ranks' progress, its heartbeat, and CPU and memory of its living processes.
+    """Collect all events of a job on this node, its ranks' progress and CPU and memory, and the supervisor's heartbeat.
 
-    A job that was only placed has one event.
+    A job that was only placed has one event. CPU and memory: of the main processes of ranks that live on this node.
     """
     return _collect_status(record_of(node, request["job"]))
 
 
 def _collect_status(record: Record) -> answers.StatusAnswer:
-    """Collect the answer of status(): a record's events, heartbeat and output, and CPU and memory of its living processes."""
+    """Collect the answer of status(): a record's events, heartbeat and output, and the usage of its ranks' main processes."""
     events = record.events() or [record.first_event()]
     ranks = ranks_of(events)
     started = [processes.Process(rank.pid, rank.start) for rank in ranks if rank.pid and record.here]

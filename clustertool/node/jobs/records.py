@@ -233,7 +233,10 @@ class Record(JobProcesses):
         return known_skew(self.header)
 
     def part(self) -> NodePart:
-        """Compute the state of the node's part of the job. Raises ValueError for an exit code out of range."""
+        """Compute the state of the node's part of the job, UNKNOWN if its records cannot be used.
+
+        Raises ValueError for an exit code out of range.
+        """
         if self.trouble:
             return NodePart(self.node, JobState.UNKNOWN, reason=self.trouble.what)
         own = self.last()
@@ -428,7 +431,10 @@ class SharedRecord(Record):
 
 
 def list_bases(node: NodeContext, request: NoFields) -> BasesAnswer:
-    """List "" and the folders of nodes below ROOT_DIR, in the order of the nodes. Raises PreflightError."""
+    """List "" and the folders of nodes below ROOT_DIR, in the order of the nodes; only "" if it does not exist.
+
+    Raises PreflightError if ROOT_DIR cannot be read.
+    """
     try:
         found = os.listdir(node.root)
     except FileNotFoundError:

@@ -147,7 +147,11 @@ def _fork_rank(found: RankEnvironment) -> Tuple[int, int]:
 
 
 def _become_rank(found: RankEnvironment, wait: int) -> None:
-    """Wait for the byte, open the rank's log as stdout and stderr, and execute its program. Never returns."""
+    """Wait for the byte, open the rank's log as stdout and stderr, and execute its program. Never returns.
+
+    Without the byte it ends by SIGKILL. After an error it exits with the error's code, and writes the reason to the log if it
+    can.
+    """
     if os.read(wait, 1) != b"g":
         os.kill(os.getpid(), signal.SIGKILL)
     try:

@@ -77,7 +77,10 @@ class ListenWatch:
         self._reported: Dict[Key, str] = {}
 
     def check(self) -> Tuple[List[Key], List[OtherAddress]]:
-        """Return the keys of pservers that listen now, no longer pending, and those found newly at another address."""
+        """Return the pending pservers that listen now, and those that are newly found at another address.
+
+        The former are pending no more.
+        """
         if not self.pending:
             return [], []
         listeners = ports.listeners()

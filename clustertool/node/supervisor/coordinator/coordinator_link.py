@@ -290,7 +290,7 @@ class CoordinatorClient(CoordinatorLink):
     def __init__(
         self, spec: Spec, me: Incarnation, record: Record = None, gone: Gone = None, store_end: StoreEnd = None
     ) -> None:
-        """Keep the spec. No connection is opened before the first turn()."""
+        """Create the link, and the node's lease in an elastic job. No connection is opened before the first turn()."""
         super().__init__()
         self._spec = spec
         self._me = me
