@@ -5,15 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 
-from clustertool.actions.find_jobs import (
-    Described,
-    ask_engine,
-    ask_jobs,
-    choose_job,
-    locate_nodes,
-    merge_answers,
-    summaries_by_job,
-)
+from clustertool.actions import find_jobs
 from clustertool.engines.base import Engine, EngineState
 from clustertool.errors import ClustertoolError, PreflightError, Survivors, Unreachable
 from clustertool.fleet.fleet import LAG, Fleet, not_listed
@@ -38,13 +30,13 @@ def stop_how(by: str, grace: float, force: bool = False) -> StopHow:
     return {"by": by, "code": 143, "grace": grace, "force": force}
 
 
-def unfinished_jobs(known: Mapping[int, JobsAnswer], about: Described | None = None) -> list[str]:
+def unfinished_jobs(known: Mapping[int, JobsAnswer], about: find_jobs.Described | None = None) -> list[str]:
     """List the ids of jobs that may have processes: without an outcome, or LOST and not proved to have ended by their engine.
 
     about: what the engine knows, see merge_answers().
     """
     found = []
-    for job in merge_answers(known, about or {}):
+    for job in find_jobs.merge_answers(known, about or {}):
         proved = job["known"] is not None and job["known"].state is EngineState.ENDED
         if job["state"] not in OUTCOMES or (job["state"] is JobState.LOST and not proved):
             found.append(job["id"])
@@ -67,7 +59,7 @@ def stop_jobs(
     before: what an earlier request has returned; nodes that have answered that they are clean are not asked again. early: gets
     the answers that are there when no further one has come for 2 s.
     """
-    listed, before = summaries_by_job(known), before or {}
+    listed, before = find_jobs.summaries_by_job(known), before or {}
     came = {fleet.name(agent) for agent in known}
     done = {job: _select_clean(job, nodes, came) for job, nodes in before.items()}
     queue: list[tuple[int, str, int]] = []  # first one job of each node, then the next: no list delays the others
@@ -80,7 +72,7 @@ def stop_jobs(
         """Sort answers by job and node, with those from before. complete: with an error for each node without an answer."""
         found = {}
         for job in jobs:
-            places, names = locate_nodes(listed.get(job, {}), known, fleet.own_names())
+            places, names = find_jobs.locate_nodes(listed.get(job, {}), known, fleet.own_names())
             nodes = {name: places.get(node, ours.get(name, -1)) for node, name in enumerate(names)} or ours
             nodes = {name: agent for name, agent in nodes.items() if complete or (job, agent) in gathered}
             absent = not_listed([fleet.cluster.hosts[agent] for agent in places.values()])
@@ -95,7 +87,7 @@ def stop_jobs(
     return answers(_send_stops(fleet, work, how, lambda gathered: early(answers(gathered, False))), True)
 
 
-def only_engine_can_end(engine: Engine, about: Described, job: str) -> bool:
+def only_engine_can_end(engine: Engine, about: find_jobs.Described, job: str) -> bool:
     """Check whether only the engine can end a job: it is queued, or the agents do not run on its nodes."""
     return not engine.capabilities.live_channels or (job in about and about[job].state is EngineState.QUEUED)
 
@@ -109,11 +101,11 @@ def stop_now(engine: Engine, job: str, how: StopHow) -> dict[str, Stopped]:
     fleet = engine.fleet
     first: ByJob = {}
     if fleet.late:
-        first = stop_jobs(fleet, [job], how, ask_jobs(fleet, job, LISTING))
+        first = stop_jobs(fleet, [job], how, find_jobs.ask_jobs(fleet, job, LISTING))
     fleet.wait_for_late()
-    known = ask_jobs(fleet, job, LISTING)
-    about = ask_engine(engine, known, job)
-    choose_job(fleet, known, job, exact=True, known=about)
+    known = find_jobs.ask_jobs(fleet, job, LISTING)
+    about = find_jobs.ask_engine(engine, known, job)
+    find_jobs.choose_job(fleet, known, job, exact=True, known=about)
     if only_engine_can_end(engine, about, job):
         return dict(engine.cancel(job, how))
     return stop_jobs(fleet, [job], how, known, first)[job]

@@ -9,20 +9,10 @@ from contextlib import closing
 from pathlib import Path
 from typing import Literal
 
-from clustertool.actions import load_config
+from clustertool.actions import find_jobs, load_config
 from clustertool.actions.build_report import build_report
 from clustertool.actions.conf_file import Selection
 from clustertool.actions.fetch_output import fetch_output, require_inside
-from clustertool.actions.find_jobs import (
-    ask_and_choose,
-    attach_to,
-    engine_proof,
-    has_records,
-    is_waiting,
-    record_unknown_end,
-    require_known,
-    state_text,
-)
 from clustertool.actions.follow_job import BEAT, Inbox, JobFollower, NodeQueues
 from clustertool.actions.read_logs import last_lines, locate_logs, read_existing_lines, require_attempt
 from clustertool.actions.read_status import as_dict, error_of, read, unrecorded_dict
@@ -83,7 +73,7 @@ class Job:
         caller = SilentCaller()
         config = load_config.cluster(caller, Selection(job=id), start_local=False)
         with caller.opened(config) as engine:
-            return cls(config, ask_and_choose(engine, id)["id"])
+            return cls(config, find_jobs.ask_and_choose(engine, id)["id"])
 
     def __repr__(self) -> str:
         return f"Job({self.id!r}, {self._config.where or 'the embedded local cluster'!r})"
@@ -96,12 +86,12 @@ class Job:
         """
         with SilentCaller().opened(self._config) as engine:
             fleet = engine.fleet
-            listed = attach_to(engine, self.id, exact=True, queued=True)
-            answers = fleet.ask_all(STATUS({"job": self.id})) if has_records(listed) else {}
-            record_unknown_end(fleet, listed, answers)
-            engine_knows = engine_proof(fleet, listed)
+            listed = find_jobs.attach_to(engine, self.id, exact=True, queued=True)
+            answers = fleet.ask_all(STATUS({"job": self.id})) if find_jobs.has_records(listed) else {}
+            find_jobs.record_unknown_end(fleet, listed, answers)
+            engine_knows = find_jobs.engine_proof(fleet, listed)
             unreachable = {fleet.name(node): plain(error.what) for node, error in sorted(fleet.failed.items())}
-            found = as_dict(answers, engine_knows) if has_records(listed) else unrecorded_dict(listed)
+            found = as_dict(answers, engine_knows) if find_jobs.has_records(listed) else unrecorded_dict(listed)
             found.update(waits=[plain(text) for text in found["waits"]], advice=plain(found["advice"]))
             return status_of(found, read(answers, engine_knows).outcome, unreachable)
 
@@ -144,9 +134,9 @@ class Job:
         sink = inbox.put if request["follow"] else lanes.put
         with plain_errors(), closing(inbox), closing(lanes), caller.opened(self._config, sink) as engine:
             fleet = engine.fleet
-            found = attach_to(engine, self.id, exact=True)
+            found = find_jobs.attach_to(engine, self.id, exact=True)
             if request["follow"]:
-                require_known(found)
+                find_jobs.require_known(found)
             status = read(fleet.ask_all(STATUS({"job": self.id})))
             require_attempt(status, request["attempt"])
             places, missing = locate_logs(fleet, status, asked, role, host)
@@ -187,13 +177,13 @@ class Job:
                 raise StillRunning(what, "wait again, or end it with stop()")
 
         with closing(inbox), caller.opened(self._config, inbox.put) as engine:
-            found = attach_to(engine, self.id, exact=True, queued=True)
-            if is_waiting(engine, found):
+            found = find_jobs.attach_to(engine, self.id, exact=True, queued=True)
+            if find_jobs.is_waiting(engine, found):
                 for known in until_started(engine, self.id, in_time):
-                    caller.progress("queued", text=f"job {self.id}: {state_text(known)}")
-                found = attach_to(engine, self.id, exact=True)
+                    caller.progress("queued", text=f"job {self.id}: {find_jobs.state_text(known)}")
+                found = find_jobs.attach_to(engine, self.id, exact=True)
             fleet = engine.fleet
-            require_known(found)
+            find_jobs.require_known(found)
             if found["state"] in OUTCOMES:
                 end = None  # to read how it has ended takes a moment
             follower = JobFollower(fleet, inbox, self.id)
@@ -261,7 +251,7 @@ class Job:
         caller, folder = SilentCaller(), this_user.expand_home(str(to or folder_of(self.id)))
         with caller.opened(self._config) as engine:
             fleet = engine.fleet
-            attach_to(engine, self.id, exact=True)
+            find_jobs.attach_to(engine, self.id, exact=True)
             found = fetch_output(fleet, caller.check, self.id, folder, str(rank), kind, path)
             folder.mkdir(parents=True, exist_ok=True)
             for number, done in found.items():
@@ -281,7 +271,7 @@ class Job:
         caller = SilentCaller()
         with caller.opened(self._config) as engine:
             fleet = engine.fleet
-            return page(build_report(fleet, attach_to(engine, self.id, exact=True), caller), time.time())
+            return page(build_report(fleet, find_jobs.attach_to(engine, self.id, exact=True), caller), time.time())
 
     def _repr_html_(self) -> str:
         """Return the report for a notebook, in a frame that runs nothing and cannot reach the page around it.

@@ -62,11 +62,10 @@ def dispatch(call: Call) -> None:
             return portions(found, cluster, facts, spec)
 
         done, workspace = send_as_found(call, fleet, workspace, shares_of, facts, start)
-        if call.json:
-            checked = {"verified": found} if call.given.verify else {}
-            ids = {fleet.name(node): one.image_id for node, one in sorted(images.items())}
-            image = {"images": ids} if settings else {}
-            call.answer({"release": workspace.release, **checked, **image, **_as_json(done, fleet)})
+        checked = {"verified": found} if call.given.verify else {}
+        ids = {fleet.name(node): one.image_id for node, one in sorted(images.items())}
+        image = {"images": ids} if settings else {}
+        call.answer({"release": workspace.release, **checked, **image, **_as_json(done, fleet)})
         raise_all(list(done.failed.values()))
 
 
@@ -79,8 +78,7 @@ def _show_plan(call: Call, workspace: Workspace, cluster: Cluster, scattered: bo
     if call.given.verify:
         with Fleet(cluster, signals.check, person=User()) as fleet:
             answer["verified"] = verify_releases(call, fleet, _examine(fleet))[1]
-    if call.json:
-        call.answer(answer)
+    call.answer(answer)
 
 
 def _examine(

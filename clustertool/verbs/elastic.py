@@ -31,8 +31,7 @@ def grow(call: Call) -> None:
         found = base.grow(engine, job, hosts)
     for name, text in found.items():
         call.terminal.line(f"job {job}: {name} {text}")
-    if call.json:
-        call.answer({"job": job, "hosts": dict(found)})
+    call.answer({"job": job, "hosts": dict(found)})
 
 
 def _named_hosts(call: Call) -> tuple[str, ...]:
@@ -61,8 +60,7 @@ def shrink(call: Call) -> None:
         left = {fleet.name(node): answer["left"] for node, answer in answers.items()}
     for name, gone in left.items():
         call.terminal.line(f"job {job}: {name} {'has left' if gone else 'takes part still'}")
-    if call.json:
-        call.answer({"job": job, "hosts": {name: "has left" if gone else "takes part" for name, gone in left.items()}})
+    call.answer({"job": job, "hosts": {name: "has left" if gone else "takes part" for name, gone in left.items()}})
     waiting = [name for name, gone in left.items() if not gone]
     if waiting:
         what = f"{fold(waiting)}: released, and the epoch has not ended within {_RELEASE_SECONDS:g} s"

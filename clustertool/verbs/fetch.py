@@ -64,17 +64,16 @@ def fetch(call: Call) -> None:
         if not given.to and to.is_dir():
             with contextlib.suppress(OSError):
                 (to / LOGS_MARK).touch()  # its name alone may not show that it is no part of a workspace: --job-id
-        if call.json:
-            ranks = {
-                str(rank): {
-                    "files": done.files,
-                    "bytes": done.bytes,
-                    "to": str(done.place),
-                    "left_out": [[file.path, file.origin.job] for file in done.shared if not file.taken],
-                }
-                for rank, done in found.items()
+        ranks = {
+            str(rank): {
+                "files": done.files,
+                "bytes": done.bytes,
+                "to": str(done.place),
+                "left_out": [[file.path, file.origin.job] for file in done.shared if not file.taken],
             }
-            call.answer({"job": job, "to": str(to), "ranks": ranks})
+            for rank, done in found.items()
+        }
+        call.answer({"job": job, "to": str(to), "ranks": ranks})
 
 
 # -- report ------------------------------------------------------------------------------------------------------------

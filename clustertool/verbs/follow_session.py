@@ -317,8 +317,7 @@ class FollowSession:
     def report_detached(self) -> None:
         """Print that the user has left the job and how to come back, and give the JSON answer."""
         self.call.terminal.note(f"detached; the job goes on: {self.again}")
-        if self.call.json:
-            self.call.answer({"job": self._job, "exit": {"code": 0, "source": "tool", "reason": "detached"}})
+        self.call.answer({"job": self._job, "exit": {"code": 0, "source": "tool", "reason": "detached"}})
 
     def copy_piece(self, piece: LogPiece) -> None:
         """Write a piece of a log to the copy on this machine, if any. The first error is a warning, and ends the copying."""

@@ -10,20 +10,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
-from clustertool.actions import load_config
-from clustertool.actions.find_jobs import (
-    ListedJob,
-    ask_engine,
-    ask_jobs,
-    attach_to,
-    engine_proof,
-    has_records,
-    merge_answers,
-    record_unknown_end,
-    state_text,
-    unknown_end,
-    warn_of_remains,
-)
+from clustertool.actions import find_jobs, load_config
 from clustertool.actions.read_status import as_dict, unrecorded_dict
 from clustertool.engines import base
 from clustertool.engines.base import Engine
@@ -57,9 +44,9 @@ def jobs(call: Call) -> None:
 def _show_jobs(call: Call, engine: Engine) -> None:
     """Ask the nodes that are connected for their jobs, and print the table with notes, or answer with JSON."""
     fleet = engine.fleet
-    answers = ask_jobs(fleet, call.given.job)
-    warn_of_remains(engine, answers)
-    found = merge_answers(answers, ask_engine(engine, answers, call.given.job))
+    answers = find_jobs.ask_jobs(fleet, call.given.job)
+    find_jobs.warn_of_remains(engine, answers)
+    found = find_jobs.merge_answers(answers, find_jobs.ask_engine(engine, answers, call.given.job))
     if call.json:
         away = {fleet.name(node): e.what for node, e in fleet.failed.items()}
         call.answer({"jobs": [_as_json(job) for job in found], "unreachable": away})
@@ -67,9 +54,9 @@ def _show_jobs(call: Call, engine: Engine) -> None:
     jobs_table(found, call.terminal, time.time())
     for job in found:
         if job["state"] is JobState.UNKNOWN:
-            call.terminal.warn(unknown_end(job["id"], job["reason"]).what)
+            call.terminal.warn(find_jobs.unknown_end(job["id"], job["reason"]).what)
         elif job["queued"] is not None:
-            call.terminal.note(f"job {job['id']}: {state_text(job['queued'])}")
+            call.terminal.note(f"job {job['id']}: {find_jobs.state_text(job['queued'])}")
         elif job["state"] is JobState.STARTING:
             call.terminal.note(f"job {job['id']}: {start_text(job['part'].start)}")
 
@@ -93,7 +80,7 @@ def show_join_log(call: Call, log: tuple[str, Sequence[str]]) -> None:
         call.terminal.note(f"  {line}")
 
 
-def _as_json(job: ListedJob) -> dict[str, object]:
+def _as_json(job: find_jobs.ListedJob) -> dict[str, object]:
     """Build the documented fields of a job."""
     part, about = job["part"], job["queued"]
     found = {name: value for name, value in job.items() if name not in ("part", "asked", "known", "queued")}
@@ -158,14 +145,14 @@ def _show_job(call: Call, engine: Engine, role: str) -> set[str]:
     Returns the names of its lost nodes.
     """
     fleet = engine.fleet
-    listed = attach_to(engine, call.given.job, queued=True)
+    listed = find_jobs.attach_to(engine, call.given.job, queued=True)
     job = listed["id"]
-    if not has_records(listed):
+    if not find_jobs.has_records(listed):
         found = unrecorded_dict(listed)
     else:
         answers = fleet.ask_all(STATUS({"job": job}))
-        record_unknown_end(fleet, listed, answers)
-        found = as_dict(answers, engine_proof(fleet, listed))
+        find_jobs.record_unknown_end(fleet, listed, answers)
+        found = as_dict(answers, find_jobs.engine_proof(fleet, listed))
     pods = engine.pods(job)
     if pods:
         found["pods"] = [pod.as_dict() for pod in pods]

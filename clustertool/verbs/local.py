@@ -20,9 +20,8 @@ def up(call: Call) -> None:
     cluster = local.up(read_whole_number(call.given.nodes, "--nodes"))
     for server in local.status():
         call.terminal.line(str(server))
-    if call.json:
-        keys = ("name", "host", "port", "root_dir")
-        call.answer({"nodes": [{key: getattr(host, key) for key in keys} for host in cluster.hosts]})
+    keys = ("name", "host", "port", "root_dir")
+    call.answer({"nodes": [{key: getattr(host, key) for key in keys} for host in cluster.hosts]})
 
 
 def down(call: Call) -> None:
@@ -36,8 +35,7 @@ def down(call: Call) -> None:
         call.terminal.line(f"ended {line}")
     if not ended:
         call.terminal.line("nothing to end")
-    if call.json:
-        call.answer({"ended": ended})
+    call.answer({"ended": ended})
 
 
 def _stop_jobs(call: Call, cluster: Cluster) -> None:

@@ -9,15 +9,7 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import Literal
 
-from clustertool.actions import load_config
-from clustertool.actions.find_jobs import (
-    add_engine_reason,
-    ask_and_choose,
-    attach_to,
-    has_records,
-    no_record_error,
-    require_known,
-)
+from clustertool.actions import find_jobs, load_config
 from clustertool.actions.follow_job import Inbox, NodeQueues
 from clustertool.actions.read_logs import locate_logs, read_existing_lines, require_attempt
 from clustertool.actions.read_status import read
@@ -74,12 +66,12 @@ def logs(call: Call) -> None:
     lanes, inbox = NodeQueues(signals.check), Inbox()
     with open_engine(call, lanes.put if several else inbox.put, None if call.given.raw else LAG, newest=True) as engine:
         fleet = engine.fleet
-        found = attach_to(engine, call.given.job, queued=True)
-        if not has_records(found):
+        found = find_jobs.attach_to(engine, call.given.job, queued=True)
+        if not find_jobs.has_records(found):
             show_join_log(call, read_join_log(engine, found["id"]))
-            raise no_record_error(found)
+            raise find_jobs.no_record_error(found)
         if call.given.follow:
-            require_known(found)
+            find_jobs.require_known(found)
         job = found["id"]
 
         def known() -> tuple[JobStatus, dict[Key, int], list[ClustertoolError]]:
@@ -89,7 +81,7 @@ def logs(call: Call) -> None:
             try:
                 return status, *locate_logs(fleet, status, asked, role, given.host, attempt)
             except NotFound as error:
-                raise add_engine_reason(found, error) from None
+                raise find_jobs.add_engine_reason(found, error) from None
 
         status, places, missing = known()
         request.update({"job": job, "logs": list(places)})
@@ -201,7 +193,7 @@ def _show_files(call: Call) -> None:
     inbox = Inbox()
     with open_engine(call, inbox.put, newest=True) as engine:
         fleet = engine.fleet
-        job = ask_and_choose(engine, call.given.job)["id"]
+        job = find_jobs.ask_and_choose(engine, call.given.job)["id"]
         answers = fleet.ask_all(LIST_FILES({"job": job}))
         found = {fleet.name(node): (node, answer["files"]) for node, answer in sorted(answers.items())}
         if call.given.host:

@@ -28,8 +28,7 @@ def new_secret(call: Call) -> None:
         raise UsageError(f"{path} exists", fix) from None
     except OSError as error:
         raise DataError(f"{path} cannot be written: {error.strerror}", "name a file in a folder of yours") from None
-    if call.json:
-        call.answer({"file": str(path)})
+    call.answer({"file": str(path)})
     read = path.resolve() == secret.default_file().resolve()
     where = "clusterrun reads it there" if read else f"clusterrun reads {named}"
     call.terminal.note(f"{path} has a new secret; {where}; copy it to each machine with mode 0600")

@@ -247,9 +247,8 @@ def export(call: Call) -> None:
         call.terminal.note(made.note)
     for command in made.commands:
         call.terminal.line(f"  {command}")
-    if call.json:
-        written = {"file": str(place)} if made.text else {"folder": str(place), "files": names}
-        call.answer({**written, "commands": list(made.commands)})
+    written = {"file": str(place)} if made.text else {"folder": str(place), "files": names}
+    call.answer({**written, "commands": list(made.commands)})
 
 
 def _new_place(given: str, option: str) -> Path | None:
@@ -488,8 +487,7 @@ def _report_left(call: Call, job: str, state: str, reason: str = "") -> None:
     """Print that the job goes on without this command and how to come back. reason: of the exit code 0, "" for the state."""
     commands = f"{PROGRAM} status --job {job}, {PROGRAM} attach --job {job}, {PROGRAM} stop --job {job}"
     call.terminal.line(f"job {job} is {state}: {commands}")
-    if call.json:
-        call.answer({"job": job, "exit": {"code": 0, "source": "tool", "reason": reason or state}})
+    call.answer({"job": job, "exit": {"code": 0, "source": "tool", "reason": reason or state}})
 
 
 def _cancel_job(call: Call, engine: Engine, job: str, error: ClustertoolError, grace: float) -> None:
@@ -517,8 +515,7 @@ def wait_until_all_run(follow: FollowSession, job_id: str, total: int) -> bool:
         return False
     call, job = follow.call, f"--job {job_id}"
     call.terminal.line(f"job {job_id} runs: {follow.again}, {PROGRAM} logs {job} -f, {PROGRAM} stop {job}")
-    if call.json:
-        call.answer({"job": job_id, "exit": {"code": 0, "source": "tool", "reason": "all started"}})
+    call.answer({"job": job_id, "exit": {"code": 0, "source": "tool", "reason": "all started"}})
     return True
 
 
@@ -526,9 +523,8 @@ def _end_command(error: ClustertoolError | None, follow: FollowSession) -> None:
     """Give the JSON answer, and raise the job's error, or print that it has succeeded."""
     call, status = follow.call, follow.watch.status
     reason = status.outcome.reason if status.outcome else "done"
-    if call.json:
-        outcome = status.outcome and status.outcome.as_dict()
-        call.answer({"job": status.job, "exit": exit_json(error, done=reason), "outcome": outcome})
+    outcome = status.outcome and status.outcome.as_dict()
+    call.answer({"job": status.job, "exit": exit_json(error, done=reason), "outcome": outcome})
     if error is not None:
         raise error
     call.terminal.note(f"clustertool: exit 0 (job): {reason}")

@@ -6,20 +6,7 @@ import time
 from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
-from clustertool.actions.find_jobs import (
-    Described,
-    ask_engine,
-    ask_jobs,
-    choose_job,
-    is_certain,
-    locate_nodes,
-    may_start,
-    merge_answers,
-    state_text,
-    summaries_by_job,
-    unknown_end,
-    warn_of_orphans,
-)
+from clustertool.actions import find_jobs
 from clustertool.actions.stop_jobs import (
     LISTING,
     ByJob,
@@ -68,9 +55,9 @@ def stop(call: Call) -> None:
         shown: dict[tuple[str, str], str] = {}  # by job and node
         first = _stop_early(call, fleet, how, shown)
         fleet.wait_for_late()
-        known = ask_jobs(fleet, call.given.job, LISTING)
-        warn_of_orphans(engine, known)
-        about = ask_engine(engine, known, call.given.job)
+        known = find_jobs.ask_jobs(fleet, call.given.job, LISTING)
+        find_jobs.warn_of_orphans(engine, known)
+        about = find_jobs.ask_engine(engine, known, call.given.job)
         wanted = list(first)
         if call.given.all or not first:
             wanted = list(dict.fromkeys([*first, *_jobs_to_stop(call, fleet, known, about)]))
@@ -78,9 +65,8 @@ def stop(call: Call) -> None:
         if call.given.dry or not (wanted or orphaned):
             wanted += orphaned
             call.terminal.line(f"would stop: {', '.join(wanted)}" if wanted else _nothing_to_stop(fleet))
-            if call.json:
-                done = exit_json(as_one(list(fleet.failed.values())), "tool")
-                call.answer({"would_stop": wanted} if call.given.dry else {"jobs": {}, "exit": done})
+            done = exit_json(as_one(list(fleet.failed.values())), "tool")
+            call.answer({"would_stop": wanted} if call.given.dry else {"jobs": {}, "exit": done})
             return
         of_engine = [job for job in wanted if job not in first and only_engine_can_end(engine, about, job)]
         ended, refused = _cancel_by_engine(engine, of_engine, how)
@@ -91,7 +77,8 @@ def stop(call: Call) -> None:
         answers.update((job, dict(found)) for job, found in ended.items() if found)
         if orphaned and not answers:
             call.terminal.line(_nothing_to_stop(fleet))
-        lost = () if call.given.job else [job["id"] for job in merge_answers(known) if job["state"] is JobState.LOST]
+        listed = [] if call.given.job else find_jobs.merge_answers(known)
+        lost = [job["id"] for job in listed if job["state"] is JobState.LOST]
         if call.given.only or call.given.skip:
             answers = _without_left_out(call, fleet, answers)
         _show_result(call, answers, fleet.silent if call.given.job else fleet.failed, lost, cancelled, refused, shown)
@@ -102,9 +89,9 @@ def _nothing_to_stop(fleet: Fleet) -> str:
     return "nothing to stop" + " on the nodes that answered" * bool(fleet.failed)
 
 
-def _orphaned_jobs(engine: Engine, known: Mapping[int, JobsAnswer], about: Described) -> list[str]:
+def _orphaned_jobs(engine: Engine, known: Mapping[int, JobsAnswer], about: find_jobs.Described) -> list[str]:
     """List the LOST jobs that agents can stop: their processes may live, if supervisor and guard were killed."""
-    lost = [job["id"] for job in merge_answers(known, about) if job["state"] is JobState.LOST]
+    lost = [job["id"] for job in find_jobs.merge_answers(known, about) if job["state"] is JobState.LOST]
     return [job for job in lost if not only_engine_can_end(engine, about, job)]
 
 
@@ -150,23 +137,22 @@ def _stop_early(call: Call, fleet: Fleet, how: StopHow, shown: dict[tuple[str, s
     late = [fleet.name(node) for node in fleet.late]
     if not late or call.given.dry:
         return {}
-    known = ask_jobs(fleet, call.given.job, LISTING)
+    known = find_jobs.ask_jobs(fleet, call.given.job, LISTING)
     jobs = unfinished_jobs(known)
     if not call.given.all:  # as _jobs_to_stop() chooses: the one that --job names, or the only one that may run
-        found = [job for job in merge_answers(known) if call.given.job or job["part"].may_run]
-        found = [job for job in found if is_certain(job, call.given.job)] or found
+        found = [job for job in find_jobs.merge_answers(known) if call.given.job or job["part"].may_run]
+        found = [job for job in found if find_jobs.is_certain(job, call.given.job)] or found
         jobs = [job["id"] for job in found]
-        if len(found) != 1 or not is_certain(found[0], call.given.job):
-            names = (
-                locate_nodes(summaries_by_job(known)[jobs[0]], known, fleet.own_names())[1] if len(found) == 1 else []
-            )
+        if len(found) != 1 or not find_jobs.is_certain(found[0], call.given.job):
+            nodes = find_jobs.summaries_by_job(known)[jobs[0]] if len(found) == 1 else {}
+            names = find_jobs.locate_nodes(nodes, known, fleet.own_names())[1]
             jobs = jobs if set(late) <= set(names) else []
     if jobs:
         call.terminal.note(f"{fold(late)}: still logging in; stopping on the other nodes now")
     return stop_jobs(fleet, jobs, how, known, early=lambda found: _show_early(call, found, shown))
 
 
-def _jobs_to_stop(call: Call, fleet: Fleet, known: Mapping[int, JobsAnswer], about: Described) -> list[str]:
+def _jobs_to_stop(call: Call, fleet: Fleet, known: Mapping[int, JobsAnswer], about: find_jobs.Described) -> list[str]:
     """List the ids of the jobs to stop: all unfinished ones, the one of --job, or the only one that runs; [] if none runs.
 
     known: the nodes' answers about their jobs. about: what the engine knows of them. Raises the errors of choose().
@@ -174,10 +160,10 @@ def _jobs_to_stop(call: Call, fleet: Fleet, known: Mapping[int, JobsAnswer], abo
     if call.given.all:
         return unfinished_jobs(known, about)
     if call.given.job:
-        return [choose_job(fleet, known, call.given.job, known=about)["id"]]
-    if not any(map(may_start, merge_answers(known, about))):
+        return [find_jobs.choose_job(fleet, known, call.given.job, known=about)["id"]]
+    if not any(map(find_jobs.may_start, find_jobs.merge_answers(known, about))):
         return []
-    return [choose_job(fleet, known, "", running=True, known=about)["id"]]
+    return [find_jobs.choose_job(fleet, known, "", running=True, known=about)["id"]]
 
 
 def _show_result(
@@ -207,9 +193,8 @@ def _show_result(
         call.terminal.line(f"job {job}: cancelled")
     errors = [*failures(answers, failed), *refused]
     errors = [error for error in errors if isinstance(error, Survivors)] or errors
-    if call.json:
-        table.update((job, {"engine": "cancelled"}) for job in cancelled)
-        call.answer({"jobs": table, "exit": exit_json(as_one(errors), "tool")})
+    table.update((job, {"engine": "cancelled"}) for job in cancelled)
+    call.answer({"jobs": table, "exit": exit_json(as_one(errors), "tool")})
     raise_all(errors)
 
 
@@ -251,9 +236,8 @@ def clean(call: Call) -> None:
             gone = set(removed) - {name for names in kept.values() for name in names}
             engine.forget(gone)
             job_places.forget(gone)
-        if call.json:
-            more = {"not_ended": spared} if spared else {}
-            call.answer({"removed": removed, "running": running, "freed": freed, "kept": kept, **more})
+        more = {"not_ended": spared} if spared else {}
+        call.answer({"removed": removed, "running": running, "freed": freed, "kept": kept, **more})
         each = [(node, name, *why) for node in kept for name, why in kept[node].items()]
         refused = [PreflightError(f"job {name}: {what}", fix, node) for node, name, what, fix in each]
         raise_all([*refused, *fleet.failed.values()])
@@ -279,15 +263,15 @@ def _choose_removable(engine: Engine, prefix: str) -> _Removable:
     """
     if not prefix and engine.capabilities.live_channels and not engine.capabilities.queues:
         return _Removable()
-    answers = ask_jobs(engine.fleet, prefix)
-    known, listed = ask_engine(engine, answers, prefix), summaries_by_job(answers)
+    answers = find_jobs.ask_jobs(engine.fleet, prefix)
+    known, listed = find_jobs.ask_engine(engine, answers, prefix), find_jobs.summaries_by_job(answers)
     ended = {name: one.since for name, one in known.items() if one.state is EngineState.ENDED}
     unseen = {name: since for name, since in ended.items() if name not in listed}
     if prefix:
         named = [name for name in unseen if prefix in (name, known[name].job_name)]
         if named and not any(prefix == name for name in listed):
             return _Removable(named[0], {}, ended, {named[0]: 0.0})
-        job = choose_job(engine.fleet, answers, prefix, known=known)["id"]
+        job = find_jobs.choose_job(engine.fleet, answers, prefix, known=known)["id"]
         _require_ended(engine, job, known)
         return _Removable(job, {}, ended)
     may_start = {name for name, one in known.items() if one.state is EngineState.QUEUED}
@@ -296,7 +280,7 @@ def _choose_removable(engine: Engine, prefix: str) -> _Removable:
     return _Removable("", spared, ended, unseen)
 
 
-def _require_ended(engine: Engine, job: str, known: Described) -> None:
+def _require_ended(engine: Engine, job: str, known: find_jobs.Described) -> None:
     """Raise UsageError for a job that runs or is queued, PreflightError if it may not be removed: see _may_be_removed()."""
     found = known.get(job)
     if found is not None and found.state is EngineState.RUNNING:
@@ -304,7 +288,7 @@ def _require_ended(engine: Engine, job: str, known: Described) -> None:
     if found is not None and found.state is EngineState.QUEUED:
         raise UsageError(f"job {job} is {_why_spared(found)}", f"{PROGRAM} stop --job {job} first")
     if not _may_be_removed(engine, found):
-        raise unknown_end(job, found.reason if found else "its engine does not answer")
+        raise find_jobs.unknown_end(job, found.reason if found else "its engine does not answer")
 
 
 def _may_be_removed(engine: Engine, found: Description | None) -> bool:
@@ -316,4 +300,4 @@ def _may_be_removed(engine: Engine, found: Description | None) -> bool:
 
 def _why_spared(found: Description | None) -> str:
     """Describe as text why a job is not removed: the state in its engine."""
-    return "unknown, the engine does not answer" if found is None else state_text(found)
+    return "unknown, the engine does not answer" if found is None else find_jobs.state_text(found)

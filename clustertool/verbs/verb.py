@@ -62,7 +62,7 @@ class Call:
         return Terminal(out=sys.stderr) if self.json else Terminal()
 
     def answer(self, value: Mapping[str, object]) -> None:
-        """Store the JSON answer, which finish() prints."""
+        """Store the JSON answer, which finish() prints if the command has --json."""
         self._answer = value
 
     def finish(self, error: ClustertoolError | None) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from cases import cluster_of, plan_of
 
+from clustertool.actions import find_jobs
 from clustertool.api import Cluster, Job, JobFailed, JobState, NotFound, Progress, Several, StillRunning, job_object
 from clustertool.api.cluster_object import refuse_nested
 from clustertool.api.plain_text import plain_errors
@@ -143,9 +144,8 @@ def test_a_silent_node_does_not_stall_wait_with_progress(monkeypatch: pytest.Mon
     fleet.engine_end, fleet.late = None, []
     engine = SimpleNamespace(fleet=fleet, capabilities=known_engines.capabilities("ssh"))
     monkeypatch.setattr(SilentCaller, "opened", lambda self, config, sink: nullcontext(engine))
-    monkeypatch.setattr(
-        job_object, "attach_to", lambda *_, **__: {"state": JobState.RUNNING, "queued": None, "seen_on": [0]}
-    )
+    running = {"state": JobState.RUNNING, "queued": None, "seen_on": [0]}
+    monkeypatch.setattr(find_jobs, "attach_to", lambda *_, **__: running)
     monkeypatch.setattr(job_object, "_SAMPLE", 0.1)
     with pytest.raises(StillRunning):
         Job(fleet.cluster, "x").wait(timeout=1.5, progress=lambda _: None)
