@@ -56,9 +56,9 @@ def place(agent: PlacingContext, request: PlaceRequest) -> Answer:
 
 @contextlib.contextmanager
 def _removed_on_failure(spec: Spec, again: bool) -> Iterator[None]:
-    """Run the body, and remove the job's directory if it fails. A directory in which the job is placed again stays.
+    """Remove the job's directory and claims if the `with` block fails; a directory in which the job is placed again stays.
 
-    Raises PreflightError for an OSError, and what else the body raises.
+    Raises PreflightError for an OSError, and what else the block raises.
     """
     try:
         yield
@@ -106,7 +106,8 @@ def _make_directory(spec: Spec) -> int:
 def _claim_ports(agent: PlacingContext, spec: Spec) -> None:
     """Claim the job's ports before the copies, which can take hours: no other job takes them meanwhile.
 
-    The claims are valid while the records are recent, and the agent keeps them so. Raises PortInUse, PreflightError.
+    The claims are valid while the records are recent: sets agent.placed, so that the agent keeps them so. Raises PortInUse,
+    PreflightError.
     """
     own = [port for process in spec["processes"] for port in process["ports"]]
     claims.claim([*own, *spec["extra_ports"]], spec["job"], os.path.dirname(spec["job_dir"]))

@@ -157,7 +157,7 @@ class Record(JobProcesses):
     def other_machine(self) -> str:
         """Return the name of the other machine that it runs or ran on; "" if that was this one, or is unknown.
 
-        A machine that was rebooted since then has its old name, or the same boot and process space.
+        This machine is known by its name or, if that has changed, by the boot and process space of the record.
         """
         name = str(self.header.get("hostname") or "")
         if name in ("", os.uname().nodename):

@@ -75,7 +75,7 @@ def _same_work(record: Record, wanted: EarlierWanted) -> bool:
 
 
 def _earlier_row(record: Record, keep: Sequence[str]) -> Dict[str, object]:
-    """Build the fields of an EarlierRow."""
+    """Build the fields of an EarlierRow: the summary of a job, and what is there of its output and files. keep: of --keep."""
     summary = record.summary(known_part(record))
     return {
         **{name: summary[name] for name in EarlierRow._fields if name in summary},  # type: ignore[literal-required]
