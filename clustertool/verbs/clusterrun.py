@@ -328,7 +328,8 @@ def _use_folder_in_place(call: Call, folder: Path) -> None:
 def _script_and_arguments(launch: Launch, folder: Path, here: bool, local: bool) -> tuple[str, ...]:
     """Return the script, by its path in the workspace, and its arguments; () if the command is in --script or job.toml.
 
-    local: the workspace is on this machine, so the script is checked. Raises UsageError, DataError.
+    A module, and a program that is no Python file, stay as typed. local: the workspace is on this machine, so a script is
+    checked. Raises UsageError, DataError.
     """
     if launch.old or not local:
         return launch.arguments
@@ -367,7 +368,8 @@ def _choose_log_dir(call: Call, launch: Launch, folder: Path, here: bool) -> str
     """Choose the folder for logs in the working directory: --log_dir, "" if it is outside or not given.
 
     On this machine, except with paddle.py's options, --log_dir may be outside, and is log if not given. On nodes
-    call.given.log_dir gets it, too, for a copy on this machine. Remarks on an unused one, and on logs of an earlier job.
+    call.given.log_dir gets it, too, for a copy on this machine. Expands ~ in launch.log_dir. Remarks on an unused one, and on
+    logs of an earlier job.
     """
     launch.log_dir = launch.log_dir and str(this_user.expand_home(launch.log_dir))
     call.given.log_dir = "" if here else launch.log_dir  # on this machine, too

@@ -356,7 +356,8 @@ class FollowSession:
     def _show_item(self, item: Item) -> None:
         """Write a piece of a log to the copy, print the lines of a rank, or print news: phases as notes, others as warnings.
 
-        Lines of ranks that are only copied are not printed, and without `ends` no phases.
+        Lines of ranks that are only copied are not printed, and without `ends` no phases. Also copies the endpoints once they
+        are known.
         """
         if self._lacks_endpoints:
             self._copy_endpoints()

@@ -170,7 +170,7 @@ def _note_report(call: Call, report: Report, first: bool) -> None:
 def _end_process(child: JoinChild, number: int, patience: float) -> None:
     """Signal the joining process and wait for its end; after `patience` seconds, or at a further Ctrl+C, kill it.
 
-    It ends the meeting, or the start of the job on all machines.
+    The process ends the meeting, or the start of the job on all machines.
     """
     child.signal(number)
     before, end = signals.count.ints, time.monotonic() + patience

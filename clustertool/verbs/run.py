@@ -190,7 +190,10 @@ def script_in(folder: Path, script: str) -> str:
 
 
 def run(call: Call) -> None:
-    """Run a job: read the options and the workspace, check and start it on the nodes, and follow it. See perform()."""
+    """Run a job: read the options and the workspace, check and start it on the nodes, and follow it. See perform().
+
+    --verbose prints the options, and the environment of the first processes, on stderr.
+    """
     call.gather_remarks()
     call.terse = not call.given.verbose and DetachKey().readable  # a line names the keys then
     options = with_program(call, read_options(call))
@@ -355,7 +358,7 @@ def follow_starts(
 
 
 def _warn_of_reserved(call: Call, engine: Engine, job: str) -> None:
-    """Warn of what keeps the resources of a job that has ended. Errors are ignored."""
+    """Warn of sidecars that keep the resources of a job that has ended. Errors are ignored."""
     with contextlib.suppress(ClustertoolError):
         reserved = reserved_text(job, [pod.sidecars for pod in engine.pods(job)])
         if reserved:

@@ -232,6 +232,7 @@ class RestoredRecords:
     """
 
     def __init__(self) -> None:
+        """Make the folder, which only this user can read."""
         self._folder = tempfile.TemporaryDirectory(prefix="clustertool-pods-")  # has mode 0700
 
     @property

@@ -376,7 +376,10 @@ class JobStore:
         return found
 
     def _list_if_allowed(self, kind: str, fields: str = "") -> list[Manifest]:
-        """List objects that only explain something; [] without the right to list them."""
+        """List the objects of a kind that only explains something; [] without the right to list them.
+
+        fields: a field selector.
+        """
         try:
             return self._api.list_objects(kind, None, fields)
         except AuthError:

@@ -131,7 +131,10 @@ class KubernetesEngine(Engine):
         return self.fleet.open_more(new, lambda host: not host.here and host.host not in kept, lag)
 
     def _select_jobs(self, job: str, newest: bool) -> dict[str, JobObjects]:
-        """Read the jobs with pods that `job` can mean, all for "", by their ids. newest: of the ended ones only the newest."""
+        """Read the jobs with pods that `job` can mean, all for "", by their ids.
+
+        newest: of all jobs, leave out those that have ended, except the newest job.
+        """
         found: dict[str, JobObjects] = {}
         created: dict[str, float] = {}
         for name, objects in self.store.read_all().items():

@@ -25,9 +25,10 @@ _PASSED = (signal.SIGTERM, signal.SIGINT, *_OF_USERS)  # to the command
 
 
 def main(role: str, command: List[str]) -> int:
-    """Run a role's command, and return the exit code of the pod. A worker sends its exit code to the other roles when it ends.
+    """Run a role's command, and return the exit code of the pod. A worker sends its exit code to the other roles at its end.
 
-    The command of another role is ended when all workers have ended, or one has failed; signals are passed on to it.
+    The command of another role is ended when all workers have ended, or one has failed: then 0 or 1 is returned. Signals are
+    passed on to the command.
     """
     process = subprocess.Popen(command)
     for number in _PASSED:
@@ -60,10 +61,7 @@ def _others() -> List[Tuple[str, int]]:
 
 
 def _send(place: Tuple[str, int], code: int) -> None:
-    """Send this worker's number and exit code to another pod, and try again for up to 60 s.
-
-    Then print that it does not answer.
-    """
+    """Send this worker's number and exit code to another pod; try again for up to 60 s, then print that it does not answer."""
     end = time.monotonic() + PATIENCE
     while time.monotonic() < end:
         try:

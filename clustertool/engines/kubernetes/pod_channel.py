@@ -158,7 +158,10 @@ class PodChannel:
     # -- the thread
 
     def _run_thread(self) -> None:
-        """Move bytes until the channel ends, in the thread; then record why, and wake all that wait."""
+        """Move bytes until the channel ends, in the thread; then close the connection, record why, and wake all that wait.
+
+        If the end of the program is not known, stderr gets the reason.
+        """
         why = "the connection to the pod was closed"
         try:
             self._move()
@@ -221,7 +224,8 @@ class PodChannel:
     def _take_frame(self, frame: ABNF) -> None:
         """Add a frame to the message, and the bytes of a complete message to their stream; answer a ping.
 
-        Raises OSError at the end.
+        The final status of the program sets the exit status. Raises OSError if the server closes, ValueError for a message that
+        is too large.
         """
         if frame.opcode == ABNF.OPCODE_CLOSE:
             raise OSError("it was closed by the server")

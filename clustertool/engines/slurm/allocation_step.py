@@ -48,6 +48,7 @@ class AllocationStep:
     """
 
     def __init__(self, allocation: ShellAllocation, job: str, folder: str) -> None:
+        """Start srun by the script in `folder`."""
         self._allocation, self._job, self._folder = allocation, job, Path(folder)
         self._process = subprocess.Popen(
             ["/bin/sh", f"{folder}/{SCRIPT}"],

@@ -24,6 +24,7 @@ class OneCommand:
     """
 
     def __init__(self, request: RunRequest) -> None:
+        """Compute the digest by which the first node recognizes the command: of its options, files and hosts."""
         self._request = request
         wish = request.wish
         hosts = [(host.host, host.user, host.port) for host in request.cluster.hosts]

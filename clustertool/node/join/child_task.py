@@ -52,6 +52,7 @@ class ChildTask:
     """
 
     def __init__(self, body: Callable[[int, int], None], patience: float) -> None:
+        """Start the child."""
         self._patience = patience
         orders, self._orders = os.pipe()
         self._answer, answer = os.pipe()

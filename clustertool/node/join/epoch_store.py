@@ -260,6 +260,7 @@ class _StoreThread:
     """
 
     def __init__(self, keeper: StoreKeeper, beat: float) -> None:
+        """Start the thread, in which all signals are blocked."""
         self._keeper, self._beat = keeper, beat
         self._orders: queue.Queue[Callable[[], None]] = queue.Queue()
         self._sent = StoreView()  # what the newest order makes of the view

@@ -168,7 +168,10 @@ class EtcdClient:
         raise EtcdError("; ".join(problems))
 
     def _call_authorized(self, path: str, message: Mapping[str, object]) -> Json:
-        """Send a request to the first server; if it refuses the token, repeat that once with a new one."""
+        """Send a request to the first server, with a token, which is requested before if there is none.
+
+        If the server refuses an older token, repeat that once with a new one.
+        """
         known = self._token is not None
         try:
             self._authenticate()

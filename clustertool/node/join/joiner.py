@@ -306,7 +306,10 @@ class Joiner:
         self._result = outcome.code
 
     def _report_waiting(self, message: Header) -> None:
-        """Report how many machines have joined, and at the first such message that the coordinator has accepted this one."""
+        """Report how many machines have joined, and at the first such message that the coordinator has accepted this one.
+
+        Then the doubt about the place, and earlier failures, are dropped.
+        """
         present, nnodes = int(message["present"]), int(message["nnodes"])
         missing = [int(index) for index in message["missing"]]
         if not self._accepted:

@@ -50,7 +50,10 @@ class SlurmAllocation(Allocation):
         self._spare = spare
 
     def ask(self, by: str, code: int) -> None:
-        """Start scontrol, whose answer gives the reason for the end of the job. by, code: of the signal that ends it."""
+        """Start scontrol, whose answer gives the reason for the end of the job; the supervisor spares its process.
+
+        by, code: of the signal that ends the job.
+        """
         self._by, self._code, self._late_at = by, code, time.monotonic() + _PATIENCE
         try:
             self._child = subprocess.Popen(

@@ -29,6 +29,7 @@ class PodLogWriter:
     """A thread that writes the logs of all ranks to stdout, from now on. `done`: all is written, or nothing more can be."""
 
     def __init__(self, paths: JobPaths) -> None:
+        """Start the thread."""
         self._paths = paths
         self._last = threading.Event()
         self._parts: Dict[str, PodLine] = {}  # by log: the line that is not complete
