@@ -138,7 +138,7 @@ class Document:
 
 @dataclass(frozen=True)
 class Submission:
-    """What submit() will do, which --dry shows. plan: if this machine makes it. documents: for the owner of the nodes.
+    """What submit() will do, which --dry shows. plan: None if the nodes make it. documents: for the owner of the nodes.
 
     stands: a sentence for --dry, where the nodes make the plan: which values of `plan` are placeholders.
     """

@@ -34,7 +34,7 @@ _LEAVE = 6.0  # seconds for commands to end at a signal; rank_session.py waits l
 
 @dataclass(frozen=True)
 class TypedCommand:
-    """A command for nodes.
+    """The typed command of `exec`, for nodes.
 
     timeout: seconds for each node, 0 without a limit. late: options of exec that stand in it. stream: print each line when it
     comes.

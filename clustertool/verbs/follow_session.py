@@ -230,11 +230,11 @@ class JobStopper:
 
 
 class FollowSession:
-    """One attached session of a job. run() returns when the job is over or the user has left it (`detached`).
+    """A session that shows a followed job: keys and signals, lines and news, a copy of logs.
 
-    ends: how an interrupt stops the job; Ctrl+D leaves it alone (run, attach). None: an interrupt only leaves (logs -f: raises
-    Interrupted), and news of the job that are no warnings are not shown. copy: gets the logs that are shown, and rank 0's.
-    revive: see JobFollower.
+    run() returns when the job is over or the user has left it (`detached`). ends: how an interrupt stops the job; Ctrl+D leaves
+    it alone (run, attach). None: an interrupt only leaves (logs -f: raises Interrupted), and news of the job that are no
+    warnings are not shown. copy: gets the logs that are shown, and rank 0's. revive: see JobFollower.
     """
 
     def __init__(

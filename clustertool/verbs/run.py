@@ -447,7 +447,7 @@ def follow_to_end(
 
 
 class _Detached(Exception):
-    """Raised when the user leaves the job in the queue."""
+    """The exception for a job that its user leaves in the queue."""
 
 
 def wait_for_start(call: Call, engine: Engine, job: str, grace: float) -> bool:

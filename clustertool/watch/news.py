@@ -53,7 +53,7 @@ class PhaseNews:
 
 @dataclass(frozen=True)
 class EventNews:
-    """An event that is reported by itself. `node`: the name of the node that it is about."""
+    """The news of an event that is reported by itself. `node`: the name of the node that it is about."""
 
     t: float
     node: str

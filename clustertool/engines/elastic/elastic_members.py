@@ -299,7 +299,7 @@ _NOT_STARTED = {"runs already": "takes part already"}
 
 
 class Growth:
-    """Hosts for a running elastic job. fleet: its nodes, numbered as the job numbers them."""
+    """The growth of a running elastic job: run() adds hosts, start_again() starts a node of it. fleet: the job's nodes."""
 
     def __init__(self, caller: Caller, fleet: Fleet, job: str) -> None:
         self._caller, self._fleet, self._job = caller, fleet, job

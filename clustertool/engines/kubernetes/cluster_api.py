@@ -371,7 +371,10 @@ class ClusterApi:
                 return items, str(about.get("resourceVersion") or "")
 
     def _watch_once(self, kind: ObjectKind, labels: Mapping[str, str], version: str) -> Iterator[tuple[str, Manifest]]:
-        """Yield the events of one watch, with bookmarks, until it ends or breaks. Raises Expired."""
+        """Yield the events of one watch, with bookmarks, until it ends or breaks.
+
+        Raises Expired, and other refusals of the server.
+        """
         query = {**_selectors(labels, ""), "watch": "true", "allowWatchBookmarks": "true"}
         query.update(resourceVersion=version, timeoutSeconds=_WATCH)
         request, rest = self._request("watch", kind, query=query), b""

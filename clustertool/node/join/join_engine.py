@@ -29,7 +29,7 @@ _WHY = "it was deleted, evicted or preempted, its machine shuts down, or another
 
 
 class JoinEngine:
-    """The starter of the joining processes, with what it decides on their machines: this class a user, subclasses engines.
+    """The starter of joining processes: a user (this class) or an engine (a subclass), and what it decides on their machines.
 
     removes_bundle: the coordinator removes the bundle. A Secret cannot be removed from a pod.
     """
