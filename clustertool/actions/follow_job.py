@@ -215,8 +215,8 @@ class LostNodes:
     def may_run(self) -> bool:
         """Whether a node of an elastic job whose nodes have all ended may still run: for 3 s after the first call.
 
-        False for other jobs. A node that was started again may coordinate the job, so the first call makes
-        _follow_again() ask all of them once more.
+        False for other jobs. A node that was started again may coordinate the job, so the first call makes _follow_again() ask
+        all of them once more.
         """
         now = time.monotonic()
         if self._elastic and self._quiet_since is None:
@@ -313,7 +313,8 @@ class JobFollower:
     def items(self, check: Check, until: Callable[[JobStatus], bool] = lambda _: False) -> Iterator[Item]:
         """Yield the log lines and news of the job until it is over or `until` returns true for its status.
 
-        It opens lost connections again. `check` is called several times a second, and may raise what ends the iteration.
+        It opens lost connections again, and ends the job itself 10 s after the engine has reported its end. `check` is called
+        several times a second, and may raise what ends the iteration.
         """
         self._left = False
         try:
@@ -442,8 +443,8 @@ class JobFollower:
     def _check_nodes(self, now: float) -> Iterator[Item]:
         """Follow late nodes that have logged in, open lost or silent connections again in threads, and yield news of lost ones.
 
-        It answers prompts of logins, too. Where an engine knows the end of nodes, the news waits some
-        seconds, and is left out if the node ends or comes back.
+        It puts the questions of logins, too. Where an engine knows the end of nodes, the news waits 3 s, and is left out if the
+        node ends or comes back.
         """
         self.fleet.prompter.serve()
         if self._late:

@@ -222,7 +222,7 @@ def _is_this_machine(asked: Sequence[Host], known: Cluster | None) -> bool:
 
 
 def read_conf(caller: Caller, selection: Selection, named: bool = False, optional: bool = False) -> Conf:
-    """Read the keys of conf.py and the hostfile, with --engine in place of ENGINE. All may be missing.
+    """Read the keys of conf.py, with the hostfile in place of HOSTS and --engine in place of ENGINE. All may be missing.
 
     named: the command line names the nodes. optional: the command needs no conf.py. In both cases, a conf.py of another program
     is left out, with a remark. Raises UsageError, ConfigError.

@@ -93,10 +93,10 @@ def only_engine_can_end(engine: Engine, about: find_jobs.Described, job: str) ->
 
 
 def stop_now(engine: Engine, job: str, how: StopHow) -> dict[str, Stopped]:
-    """Stop the job with this id, and return {name of each of its nodes: its answer}, {} if the engine has ended it.
+    """Stop the job with this id, and return {name of each of its nodes: its answer}.
 
-    If the fleet was opened with a lag, nodes that have answered are stopped before the late ones have logged in. Raises
-    NotFound.
+    If only the engine can end it, engine.cancel() does so; {} if that has asked no node. If the fleet was opened with a lag,
+    nodes that have answered are stopped before the late ones have logged in. Raises NotFound, and the engine's error.
     """
     fleet = engine.fleet
     first: ByJob = {}

@@ -253,9 +253,9 @@ class AgentClient:
                 self._send_lock.release()
 
     def _read_frames(self) -> None:
-        """Read the frames of the channel until its end, as its only reader, in a thread of its own.
+        """Read the frames of the channel until its end, and pass each on by _take(): the work of a thread of its own.
 
-        Then record why it ended.
+        Then record why the channel has ended.
         """
         why = "the connection was closed"
         try:

@@ -278,7 +278,7 @@ class LocalCluster:
         raise PreflightError("sshd found no free port on loopback", f"see {self.run}/*.log")
 
     def _launch(self, sshd: str, node: int, port: int) -> subprocess.Popen[bytes]:
-        """Write the configuration of a server, remove its old log and pid file, and start it."""
+        """Make the home of a node, write the configuration of its server, remove its old log and pid file, and start it."""
         home, config = self.home(node), self._config(node)
         home.mkdir(mode=0o700, exist_ok=True)
         for suffix in (".log", ".pid"):

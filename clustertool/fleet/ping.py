@@ -15,7 +15,7 @@ _LOOPBACK = "127.0.0.1"
 
 
 def ping_all(addresses: Mapping[int, str], timeout: float) -> dict[int, bool | None]:
-    """Ping each address (or name), within about `timeout` seconds: True where it answers. Nothing is raised.
+    """Ping each address (or name), within about `timeout` seconds: True where it answers, else False. Nothing is raised.
 
     None: not measured, because the command is missing, this user may not run it, a name has no address, or the time was over.
     """

@@ -536,7 +536,7 @@ def chart(title: str, lines: Sequence[Plot], end: float, unit: Callable[[float],
     """Build a chart of curves from 0 to `end` seconds and from 0 to `top`, or to their highest value if it is 0.
 
     More than 24 curves without a kind are drawn as a band from the lowest to the highest, with the median. Without any value
-    the chart is a text.
+    the chart is a text. unit: formats a value.
     """
     drawn = [line for line in lines if line.curve]
     if not drawn:

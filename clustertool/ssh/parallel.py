@@ -144,7 +144,9 @@ class ParallelWork(Generic[T, R]):
                     self._changed.notify_all()
 
     def wait(self, timeout: float | None, check: Callable[[], None] | None, lag: float | None = None) -> None:
-        """Wait until all items have ended, or for `timeout` seconds; call `check` meanwhile. Raises a bug of an item.
+        """Wait until all items have ended, or for `timeout` seconds; call `check` meanwhile.
+
+        Raises what `check` raises, and an exception of an item that is no ClustertoolError.
 
         lag: if an item is ok, return when none has ended for so many seconds.
         """

@@ -158,7 +158,10 @@ def _parse_gateways(text: str, to: SshSettings, cluster: Cluster, depth: int) ->
 
 
 def _gateway(hop: Host, cluster: Cluster, depth: int) -> SshSettings:
-    """Find the settings of a jump host. conf.py describes the nodes, so ssh's configuration has priority here."""
+    """Find the settings of a jump host. conf.py describes the nodes, so ssh's configuration has priority here.
+
+    USER of conf.py counts if neither `hop` nor ssh has one, and its IDENTITY_FILE is tried after those of ssh.
+    """
     found = _settings_of_host(hop, replace(cluster, identity_file=""), "", 0, depth)
     if not hop.user and cluster.user and found.user == users.own_name():
         found = replace(found, user=cluster.user)

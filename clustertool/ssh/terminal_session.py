@@ -109,7 +109,10 @@ def _write(data: bytes) -> None:
 
 @contextlib.contextmanager
 def _raw_mode() -> Iterator[None]:
-    """Return a context manager in which the terminal is in raw mode: keys are read as they are typed, Ctrl+C too."""
+    """Return a context manager in which the terminal is in raw mode: keys are read as they are typed, Ctrl+C too.
+
+    At its end the terminal is as before.
+    """
     sys.stdout.flush()
     keys = sys.stdin.fileno()
     before = termios.tcgetattr(keys)

@@ -162,7 +162,8 @@ def begins_meeting(launch: Launch, known: bool) -> bool:
 def notes(launch: Launch, known: bool, joins: bool) -> list[str]:
     """List a note for each typed option that is not needed, each once.
 
-    joins: the command joins other machines, which needs the options about their meeting. known: see meeting().
+    joins: the command joins other machines, which needs the options about their meeting. Else, without --nnodes and named
+    nodes, the note about --master says that this machine is alone. known: see meeting().
     """
     found = list(dict.fromkeys(launch.notes))
     if joins:
@@ -244,7 +245,7 @@ class _Arguments:
     ) -> str:
         """Return the value of an option: `value`, else the next argument, which is removed from `rest`; "" for a switch.
 
-        An option that needs no value takes no next argument. Raises UsageError.
+        An option that needs no value has its own one in place of the next argument. Raises UsageError.
         """
         if not (flag.value if isinstance(flag, Flag) else flag.default is not FLAG):
             if value is not None:

@@ -62,8 +62,8 @@ class JoinOptions:
 def meeting(typed: JoinOptions, nodes: tuple[int, int] | None, master_port: str) -> TypedMeeting | None:
     """Parse where the machines meet, how long they wait, this machine's index and the job's name.
 
-    None if no machine is named, or for one node or no --nnodes. nodes: of --nnodes; of MIN:MAX, MAX is how
-    many machines are waited for at the start. master_port: of --master-port. Raises UsageError.
+    None if no machine is named, or for one node or no --nnodes. nodes: of --nnodes; of MIN:MAX, MAX is how many machines are
+    waited for at the start. master_port: of --master-port. Raises UsageError.
     """
     if not typed.named or nodes is None or nodes[1] == 1:
         return None

@@ -83,7 +83,10 @@ class _Delivery:
             self._progress.done(self._fleet.name(one.node))
 
     def end(self) -> Dispatched:
-        """Return the result. Nodes that share the ROOT_DIR of another one have what that node has, or fail as it does."""
+        """Return the result. Nodes that share the ROOT_DIR of another one have what that node has, or fail as it does.
+
+        The progress gets a report for each of those that have it.
+        """
         shared = tuple(node for node, receiver in self._by_node.items() if receiver.node != node)
         failed, name = self.tally.failed, self._fleet.name
         for node in shared:
@@ -144,7 +147,7 @@ def _patch(
 ) -> list[Receiver]:
     """Send the difference to nodes that have a release which differs little; return those that have made this release of it.
 
-    Nodes that answer with an error are in the tally as failed.
+    The tally gets the bytes that were sent, and the errors of nodes.
     """
     difference = functools.cache(functools.partial(_difference, shipment))
     requests: dict[int, Request[PatchAnswer]] = {}

@@ -51,7 +51,8 @@ class SavedImage:
 def find(runtime: str, image: str) -> LocalImage:
     """Find an image on this machine: a .sif file, or in the store of `runtime`; for "auto" of the first that has it.
 
-    The id is "" if the runtime lacks the image. Raises NotFound where this machine has no runtime, or no such file.
+    The id is "" if the runtime lacks the image. Raises NotFound where this machine has no runtime or no such file, and for an
+    image of apptainer that is no file.
     """
     if container_runtimes.is_file(image):
         with contextlib.suppress(OSError):

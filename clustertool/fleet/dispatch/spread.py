@@ -105,7 +105,10 @@ class Spread:
                 yield self._queue.get_nowait()
 
     def _start(self, part: Sequence[Receiver]) -> None:
-        """Send each node the request that starts its relay, in threads. Pieces are sent as soon as one relay is ready."""
+        """Send each node the request that starts its relay, in threads; from now on its reports are queued for run().
+
+        Pieces are sent as soon as one relay is ready.
+        """
         secret: RelaySecret = {}
         if self._relays:
             secret["certificate"], secret["key"] = certificate()

@@ -97,8 +97,8 @@ class NodeFolder:
     def _receive_in_frames(self, target: Path, check: Check, only: Sequence[FolderEntry] | None) -> Copied:
         """Copy the directory without rsync, eight files at a time. Files of the same size and time are not copied again.
 
-        Links that lead out of the directory are left out. As with rsync, files that cannot be read are in the error at the end,
-        and all else is copied.
+        An empty target is removed first, and made again when the node has listed the directory. Links that lead out of the
+        directory are left out. As with rsync, files that cannot be read are in the error at the end, and all else is copied.
         """
         with contextlib.suppress(OSError):  # made by rsync's attempt; it stays away if there is nothing to copy
             os.rmdir(target)
