@@ -167,7 +167,7 @@ def _flag(value: object, path: str) -> object:
 
 
 def _few_values(value: object, path: str) -> object:
-    """Check that a value of any type has at most 2000 values inside."""
+    """Check that a value of any type has at most 2000 values inside, and return it."""
     if isinstance(value, (list, dict)):
         for count, _ in enumerate(_inside(value)):
             if count > _SMALL:

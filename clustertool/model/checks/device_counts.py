@@ -164,9 +164,10 @@ def _health(node: int, report: DevicesAnswer, cards: Sequence[Card], twice: Froz
 def _by_level(found: Sequence[Fault]) -> List[Tuple[str, str, str]]:
     """Join the faults of a card by level: (level, all texts, all fixes)."""
     levels = []
-    for level in dict.fromkeys(ill.level for ill in found):
-        alike = [ill for ill in found if ill.level == level]
-        levels.append((level, ", ".join(ill.text for ill in alike), "; ".join(dict.fromkeys(ill.fix for ill in alike))))
+    for level in dict.fromkeys(fault.level for fault in found):
+        alike = [fault for fault in found if fault.level == level]
+        fixes = dict.fromkeys(fault.fix for fault in alike)
+        levels.append((level, ", ".join(fault.text for fault in alike), "; ".join(fixes)))
     return levels
 
 

@@ -175,7 +175,10 @@ PULLS_AT_ONCE = 8
 
 
 def kind_of_copy(runtimes: Sequence[str]) -> str:
-    """Choose the form in which all of these runtimes can load an image: a file for apptainer, else an archive for docker."""
+    """Choose the form in which all of these runtimes can load an image: for apptainer a file, else for docker an archive.
+
+    For podman alone it is a folder.
+    """
     if APPTAINER in runtimes:
         return COPY_FILE
     return COPY_ARCHIVE if DOCKER in runtimes else COPY_DIR

@@ -129,7 +129,7 @@ class FetchScheduler:
             self._sources[address].moved = now
 
     def offered(self, address: Address, pieces: AbstractSet[int], now: float) -> List[FetchAction]:
-        """Record which pieces a source has, and return the requests."""
+        """Record which pieces a source has, forget its failure, and return the requests."""
         source = self._sources.get(address)
         if source is not None:
             self.failures.pop(address, None)

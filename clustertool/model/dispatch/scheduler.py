@@ -428,7 +428,7 @@ class Scheduler:
         }
 
     def _quick_node_lacks(self, piece: int, now: float) -> bool:
-        """Return whether a node that is not slow lacks a piece."""
+        """Return whether a node that passes pieces on, and is not slow, lacks a piece."""
         others = self.members.values()
         return any(one.seeds and one.slow <= now and piece in (one.lacks or ()) for one in others)
 

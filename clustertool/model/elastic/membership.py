@@ -1,4 +1,4 @@
-"""The nodes of an elastic job over time, as its records have them: who coordinates, and how the membership has changed."""
+"""The nodes of an elastic job over time, as its records have them: its coordinators, and how the membership has changed."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class EpochHeaders:
 class Membership:
     """The membership in the newest epoch, as the records of one node have it.
 
-    Only the coordinator's node knows who waits for the next epoch, and what has changed.
+    Only the coordinator's node knows the machines that wait for the next epoch, and what has changed.
     """
 
     def __init__(self) -> None:

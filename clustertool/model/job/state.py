@@ -287,7 +287,7 @@ class JobStatus:
                 process.state, process.since = RankState.LOST, here.lost
 
     def _begin_again(self, here: NodeStatus) -> None:
-        """Forget how the job ended on a node, since an engine has started it again."""
+        """Forget state, trouble and outcome of a node, and when the job ended, since an engine has started it again."""
         here.state, here.trouble, here.lost, here.unconnected = NodeState.UNKNOWN, NodeTrouble(), None, {}
         self._outcomes.pop(here.index, None)
         self.ended = 0.0
@@ -521,7 +521,7 @@ _HANDLERS: Dict[str, Callable[[JobStatus, NodeStatus, Event], None]] = {
 
 
 def ranks_of(events: Iterable[Event]) -> List[ProcessStatus]:
-    """Apply the events of ranks on one node, and list the ranks that have entered an attempt."""
+    """Apply the events of ranks on one node, without invalid ones, and list the ranks that have entered an attempt."""
     found = JobStatus()
     for event in events:
         if event.get("type") in _OF_A_RANK:

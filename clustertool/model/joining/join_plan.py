@@ -224,7 +224,7 @@ def _masked_secrets(join: JoinFile) -> Tuple[Tuple[str, str], ...]:
 
 
 def _without_secrets(cluster: Cluster, arrivals: Sequence[Arrival], names: Sequence[str]) -> List[PreflightError]:
-    """List an error for each machine without a value: its ranks would get the mask in its place."""
+    """List an error for each machine that has not all values of SECRETS: its ranks would get the mask in their place."""
     lacking = [
         (name, [one for one in cluster.secrets if one not in arrivals[n].own.secrets]) for n, name in enumerate(names)
     ]

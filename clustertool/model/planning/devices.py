@@ -73,7 +73,10 @@ def usable(host: Host, job: JobSpec, facts: Facts, kind: str, job_id: str) -> Tu
 
 
 def _trainers_asked(host: Host, job: JobSpec) -> Optional[int]:
-    """Count the trainers, and so devices with --devices auto, that were asked for on a host; None for all that is free."""
+    """Return the number of trainers, and so of devices with --devices auto, that was asked for on a host; None without one.
+
+    The command line has priority over job.toml, and that over HOSTS. None in mode ps-heter.
+    """
     asked = (job.nproc, job.trainer.per_node, host.count("trainer"), host.nproc) if job.mode != "ps-heter" else ()
     return next((number for number in asked if number is not None), None)
 
@@ -274,7 +277,7 @@ def assign_cards(seats: Sequence[Seat], job: JobSpec, cards: Cards, kinds: Seque
 
 
 def _gets_devices(job: JobSpec, seat: Seat, kind: str) -> bool:
-    """Check whether a seat gets devices: a trainer, or in mode ps-heter a heter trainer for the node's kind."""
+    """Check whether a seat gets devices: a trainer; in mode ps-heter only a heter trainer whose type is that of the node."""
     if job.mode == "ps-heter":
         return seat.role == "heter" and heter_type(job, seat, kind) == _HETER.get(kind)
     return seat.role == "trainer"

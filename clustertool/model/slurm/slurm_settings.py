@@ -60,7 +60,7 @@ def _text_without_spaces(value: object) -> str:
 
 
 def _node_list(value: object) -> str:
-    """Return names of nodes as one text, separated by commas. Raises ValueError."""
+    """Read names of nodes, a text or a list, as one text with commas between them. Raises ValueError."""
     if isinstance(value, (list, tuple)) and all(isinstance(item, str) for item in value):
         value = ",".join(value)
     try:
