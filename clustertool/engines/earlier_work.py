@@ -79,10 +79,10 @@ def take_id_of_engine(
     recorded = earlier_jobs.read_earlier(
         {node: earlier_jobs.rows_of(answer["jobs"]) for node, answer in answers.items()}
     )
-    take_id(caller, request, known_by(recorded, known))
+    take_id(caller, request, merge_known(recorded, known))
 
 
-def known_by(earlier: Iterable[EarlierJob], known: Mapping[str, Description]) -> tuple[EarlierJob, ...]:
+def merge_known(earlier: Iterable[EarlierJob], known: Mapping[str, Description]) -> tuple[EarlierJob, ...]:
     """List earlier jobs, from their records and from what the engine knows of them (`known`), the newest first.
 
     earlier: those with records; their states are corrected by the engine's. A job that only the engine knows is added without

@@ -33,7 +33,7 @@ def portions(workspace: Workspace, cluster: Cluster, facts: ByNode, spec: JobSpe
     return plan.by_node(plan.portions(workspace.entries, roots, reads))
 
 
-def needs(
+def disk_needs(
     workspace: Workspace, cluster: Cluster, facts: ByNode, spec: JobSpec | None, copies: int = 2
 ) -> dict[int, int]:
     """Compute the bytes of disk that each node needs: `copies` times its files, and once more with rsync (the staging folder).

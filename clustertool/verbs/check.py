@@ -21,7 +21,7 @@ from clustertool.actions.follow_job import BEAT, send_attached
 from clustertool.engines import base, known_engines, preflight
 from clustertool.engines.job_request import start_with_retries
 from clustertool.engines.preflight import Examined, name_folder, short_error
-from clustertool.engines.send_workspace import needs
+from clustertool.engines.send_workspace import disk_needs
 from clustertool.errors import (
     ClustertoolError,
     DeviceInUse,
@@ -113,7 +113,7 @@ def check(call: Call) -> None:
             fleet, lambda host: _probe_wanted(cluster, host, toml, passed), container=container
         )
         if workspace:
-            examined = examined.check_disk(needs(workspace, cluster, examined.facts, spec))
+            examined = examined.check_disk(disk_needs(workspace, cluster, examined.facts, spec))
         made = _plan_of_workspace(call, cluster, examined, toml, workspace)
         examined = examined.check_devices(fleet, made)
         meshed = _try_links(call, fleet, examined, made)

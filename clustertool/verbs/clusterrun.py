@@ -46,8 +46,8 @@ from clustertool.show.plan_view import configuration, environments
 from clustertool.show.table import table
 from clustertool.show.terminal import Terminal
 from clustertool.verbs import joined_run, run
-from clustertool.verbs.run import note_late, read_options, read_order, script_in
-from clustertool.verbs.verb import Call, one_of, outermost
+from clustertool.verbs.run import path_in_workspace, read_options, read_order, remark_on_late_options
+from clustertool.verbs.verb import Call, choose_alias, run_and_report
 
 USAGE = "clusterrun [options] train.py [options of train.py]"
 _V2_ENV = ("GLOG_logtostderr=0", "GLOG_log_dir=./log")  # where the old tool had Paddle write its *.INFO files
@@ -59,7 +59,7 @@ _LONGEST_SCRIPT = 1 << 20  # bytes that are searched for it
 def main() -> None:
     """Run clusterrun with the arguments of this program, and exit with its code."""
     argv = sys.argv[1:]
-    sys.exit(outermost(lambda call: clusterrun(call, argv), Call(SimpleNamespace(json="--json" in argv))))
+    sys.exit(run_and_report(lambda call: clusterrun(call, argv), Call(SimpleNamespace(json="--json" in argv))))
 
 
 def clusterrun(call: Call, argv: Sequence[str]) -> None:
@@ -90,7 +90,7 @@ def clusterrun(call: Call, argv: Sequence[str]) -> None:
         meeting = _choose_meeting(call, launch, argv)
     for note in foreign_options.notes(launch, conf.names_nodes, meeting is not None):
         call.remark(note)
-    note_late(call, "clusterrun", launch.arguments or ("",))
+    remark_on_late_options(call, "clusterrun", launch.arguments or ("",))
     folder = _workspace_folder(call)
     _check_own_address(launch)
     if meeting is not None:
@@ -178,7 +178,7 @@ def _join_meeting(call: Call, launch: Launch, folder: Path, conf: Conf, meeting:
 def _workspace_folder(call: Call) -> Path:
     """Return the absolute path of the workspace that is named, else of the current folder."""
     given = call.given
-    named = one_of(call, "workspace", "job-dispatch-package") or given.job_workspace
+    named = choose_alias(call, "workspace", "job-dispatch-package") or given.job_workspace
     return Path(os.path.abspath(this_user.expand_home(named or ".")))
 
 
@@ -343,7 +343,7 @@ def _script_and_arguments(launch: Launch, folder: Path, here: bool, local: bool)
     if launch.how in ("module", "no-python") or (launch.how != "run-path" and not script.endswith(".py")):
         return launch.arguments
     if not here:
-        return (script_in(folder, script), *rest)
+        return (path_in_workspace(folder, script), *rest)
     if not (folder / script).is_file():
         raise DataError(f"there is no {script} in {folder}", "name the script as it is called in the workspace")
     return (script, *rest)

@@ -10,7 +10,7 @@ from pathlib import Path
 from clustertool.actions import load_config, load_workspace
 from clustertool.engines import preflight
 from clustertool.engines.image_distribution import ImageDistribution
-from clustertool.engines.send_workspace import needs, portions, send_as_found
+from clustertool.engines.send_workspace import disk_needs, portions, send_as_found
 from clustertool.errors import UsageError, as_one, raise_all
 from clustertool.fleet import shared_roots
 from clustertool.fleet.dispatch.deliver import Dispatched
@@ -28,7 +28,7 @@ from clustertool.model.wire.agent_answers import VerifyAnswer
 from clustertool.model.wire.messages import VERIFY
 from clustertool.show.error_text import exit_json
 from clustertool.verbs import signals
-from clustertool.verbs.verb import Call, User, one_of
+from clustertool.verbs.verb import Call, User, choose_alias
 
 _FOUND = ("releases", "pieces", "bytes", "damaged", "lost")  # of the answer to --verify
 
@@ -38,7 +38,7 @@ def dispatch(call: Call) -> None:
 
     --verify checks before what the nodes have. Raises the errors of nodes.
     """
-    folder = one_of(call, "workspace", "job-dispatch-package")
+    folder = choose_alias(call, "workspace", "job-dispatch-package")
     if not folder:
         raise UsageError("dispatch needs a workspace", f"{PROGRAM} dispatch --workspace ./job")
     toml = load_workspace.workspace_toml(Path(folder))
@@ -53,7 +53,7 @@ def dispatch(call: Call) -> None:
     with Fleet(cluster, signals.check, person=User()) as fleet:
         start = time.monotonic()
         settings = load_workspace.container(cluster, toml, None)
-        facts = _examine(fleet, lambda facts: needs(workspace, cluster, facts, spec, copies=1), settings)
+        facts = _examine(fleet, lambda facts: disk_needs(workspace, cluster, facts, spec, copies=1), settings)
         facts, found = verify_releases(call, fleet, facts) if call.given.verify else (facts, {})
         call.dispatches = True
         images = ImageDistribution(call, fleet, settings, facts).run() if settings else {}

@@ -101,7 +101,7 @@ class TypedCommand:
             return not connecting
 
         try:
-            gathered = each({host.index: host for host in hosts}, one, check=ended_by_signals(call, commands, serve))
+            gathered = each({host.index: host for host in hosts}, one, check=create_signal_check(call, commands, serve))
         finally:
             prompter.announce()
             silent = [node for node in names if node not in shown or not shown[node].begun]
@@ -169,7 +169,7 @@ class _Named:
             self._terminal.write("".join(f"{self._mark}{harmless(line)}\n" for line in lines))
 
 
-def ended_by_signals(call: Call, commands: Commands, serve: Callable[[], bool]) -> Callable[[], None]:
+def create_signal_check(call: Call, commands: Commands, serve: Callable[[], bool]) -> Callable[[], None]:
     """Return a function that ends the commands at the first signal, for the parameter `check` of each().
 
     It raises the signal when no command runs any more, after 6 s, or at a further signal, and warns of hosts where the command

@@ -23,7 +23,7 @@ from clustertool.ssh.connection import SshLink
 from clustertool.ssh.parallel import each
 from clustertool.ssh.user_command import Commands
 from clustertool.verbs import signals
-from clustertool.verbs.exec import TypedCommand, ended_by_signals
+from clustertool.verbs.exec import TypedCommand, create_signal_check
 from clustertool.verbs.jobs import open_engine
 from clustertool.verbs.verb import Call, read_whole_number, role_of
 
@@ -124,7 +124,7 @@ def _run_without_terminal(call: Call, link: Shells, argv: list[str]) -> int:
             sys.stderr.buffer.write(data)
             sys.stderr.flush()
 
-    check = ended_by_signals(call, commands, lambda: True)
+    check = create_signal_check(call, commands, lambda: True)
     done = each([link], lambda one: commands.run_program(one, argv, take), check=check)
     signals.check()
     return done.all()[0]

@@ -59,7 +59,7 @@ def run(argv: Sequence[str]) -> int:
         line = parser.read(argv, _ALL, COMMON, HELP)
         text = _help_answer(line)
     except UsageError as error:
-        return int(importlib.import_module("clustertool.verbs.verb").refuse(error, "--json" in argv))
+        return int(importlib.import_module("clustertool.verbs.verb").report_usage_error(error, "--json" in argv))
     if text is not None:
         return _print_text(text)
     return int(importlib.import_module("clustertool.verbs.verb").run(line.verb, line.given, line.common["dry"]))

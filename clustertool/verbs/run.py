@@ -60,7 +60,7 @@ from clustertool.verbs.follow_session import (
     show_verdict,
 )
 from clustertool.verbs.jobs import open_engine, read_join_log, show_join_log
-from clustertool.verbs.verb import Call, one_of, read_whole_number
+from clustertool.verbs.verb import Call, choose_alias, read_whole_number
 from clustertool.watch.waits import away_coordinator
 
 _OPTIONS_OF_RUN = frozenset(  # most scripts have no such options
@@ -79,7 +79,7 @@ def read_order(call: Call, options: Options, find: Callable[[], Cluster]) -> Run
     Raises UsageError, DataError, ConfigError.
     """
     given = call.given
-    folder = one_of(call, "workspace", "job-dispatch-package")
+    folder = choose_alias(call, "workspace", "job-dispatch-package")
     wish = RunWish(
         folder=folder,
         job_id=given.job_id,
@@ -100,14 +100,14 @@ def read_order(call: Call, options: Options, find: Callable[[], Cluster]) -> Run
     return read_request(call, options, wish, find, advise)
 
 
-def find_cluster(call: Call, options: Options) -> Callable[[], Cluster]:
+def create_cluster_finder(call: Call, options: Options) -> Callable[[], Cluster]:
     """Return a function that finds the cluster of a run, and starts the embedded one if there is no conf.py.
 
     It raises UsageError without a workspace and a conf.py.
     """
 
     def find() -> Cluster:
-        named = one_of(call, "workspace", "job-dispatch-package") or options.job_workspace
+        named = choose_alias(call, "workspace", "job-dispatch-package") or options.job_workspace
         conf = load_config.read_conf(call, call.selection)
         if not (named or conf.values):
             raise no_workspace()
@@ -126,9 +126,9 @@ def read_options(call: Call) -> Options:
         Options(**fields),
         image=given.image,
         log_dir="",  # that of `run` is on this machine
-        devices=one_of(call, "devices", "gpus", "xpus", "npus"),
+        devices=choose_alias(call, "devices", "gpus", "xpus", "npus"),
         workers=given.workers or given.trainers or (),
-        worker_num=one_of(call, "worker-num", "trainer-num"),
+        worker_num=choose_alias(call, "worker-num", "trainer-num"),
     )
 
 
@@ -144,7 +144,7 @@ def with_program(call: Call, options: Options) -> Options:
     if options.script:
         raise UsageError(f"run has two programs: {given.program[0]!r} and --script", "give one of them")
     script, *arguments = given.program
-    folder = one_of(call, "workspace", "job-dispatch-package")
+    folder = choose_alias(call, "workspace", "job-dispatch-package")
     here = not (folder or options.job_workspace)
     if here and Path(script).is_dir() and ("/" in script or not shutil.which(script)):
         raise UsageError(f"{script!r} is a folder, not a program", f"{PROGRAM} run --workspace {shlex.quote(script)}")
@@ -153,16 +153,16 @@ def with_program(call: Call, options: Options) -> Options:
         if Path.cwd() == Path("/") or this_user.is_home(Path.cwd()):
             fix = "go to the folder of your script, or name it: --workspace DIR"
             raise DataError(f"the workspace would be {Path.cwd()}, with all that is in it", fix)
-    note_late(call, "run", given.program)
+    remark_on_late_options(call, "run", given.program)
     if script.endswith(".py") and folder:
-        script = script_in(Path(folder), script)
+        script = path_in_workspace(Path(folder), script)
     elif folder and "/" in script and not os.path.isabs(script) and not os.path.lexists(Path(folder, script)):
         what = f"there is no {script} in {os.path.abspath(folder)}"
         raise DataError(what, f"a program of the workspace, or a folder: {PROGRAM} run --workspace DIR")
     return replace(options, command=tuple(map(literal, with_python((script, *arguments)))))
 
 
-def note_late(call: Call, program: str, command: Sequence[str]) -> None:
+def remark_on_late_options(call: Call, program: str, command: Sequence[str]) -> None:
     """Remark on options of `run` or of launchers that stand behind a Python script and are passed to it."""
     names = [text.partition("=")[0].replace("_", "-") for text in command[1:]]
     late = [name for name in dict.fromkeys(names) if name in _OPTIONS_OF_RUN]
@@ -171,7 +171,7 @@ def note_late(call: Call, program: str, command: Sequence[str]) -> None:
         call.remark(f"{passed}; options of {program} stand before the program")
 
 
-def script_in(folder: Path, script: str) -> str:
+def path_in_workspace(folder: Path, script: str) -> str:
     """Return the path of a script in the workspace; one that was given as absolute is made relative.
 
     Raises DataError for a script that does not exist or lies outside.
@@ -197,7 +197,7 @@ def run(call: Call) -> None:
     call.gather_remarks()
     call.terse = not call.given.verbose and DetachKey().readable  # a line names the keys then
     options = with_program(call, read_options(call))
-    order = read_order(call, options, find_cluster(call, options))
+    order = read_order(call, options, create_cluster_finder(call, options))
     if call.given.verbose and not order.wish.dry:
         aside = Terminal(out=sys.stderr)
         configuration(_configuration(call, order), aside)
@@ -231,7 +231,7 @@ def export(call: Call) -> None:
     if apart is not None and (given.with_secrets or apart == place):
         raise UsageError("--secrets-to writes the secrets to a file of their own", "leave --with-secrets out")
     options = with_program(call, read_options(call))
-    order = read_order(call, options, find_cluster(call, options))
+    order = read_order(call, options, create_cluster_finder(call, options))
     with base.engine_of(order.cluster)(order.cluster, call) as engine:
         wish = ExportWish(secrets=given.with_secrets, secrets_place=apart, native=given.native)
         made = base.starter_of(engine, order).export(place, wish)

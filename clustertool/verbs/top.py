@@ -142,7 +142,7 @@ class Top:
             while not self._quit and (samples is None or drawn < samples):
                 signals.check()
                 self._take()
-                keys = list(pressed_keys(_TURN))
+                keys = list(read_keys(_TURN))
                 for key in keys:
                     self._handle_key(key)
                 size, now = _terminal_size(), time.monotonic()
@@ -258,7 +258,7 @@ def _terminal_size() -> tuple[int, int]:
     return 80, 24
 
 
-def pressed_keys(wait: float) -> Iterator[str]:
+def read_keys(wait: float) -> Iterator[str]:
     """Wait up to `wait` seconds for input, and yield the keys in it, by name or as a character."""
     if not select.select([sys.stdin], [], [], wait)[0]:
         return

@@ -164,7 +164,7 @@ class User:
         return fold(names)
 
 
-def one_of(call: Call, *names: str) -> str:
+def choose_alias(call: Call, *names: str) -> str:
     """Return the value of the first option that is given of several with one meaning, "" if none is.
 
     Raises UsageError if two have different values.
@@ -232,10 +232,10 @@ def run(verb: Verb, values: Mapping[str, object], dry: bool) -> int:
         function(call)
 
     given = SimpleNamespace(**{name: tuple(v) if isinstance(v, list) else v for name, v in values.items()})
-    return outermost(obey, Call(given))
+    return run_and_report(obey, Call(given))
 
 
-def refuse(error: UsageError, json: bool) -> int:
+def report_usage_error(error: UsageError, json: bool) -> int:
     """Report a UsageError of a command line that could not be parsed, as a verb does, and return the exit code.
 
     json: --json is given.
@@ -243,7 +243,7 @@ def refuse(error: UsageError, json: bool) -> int:
     return _fail(Call(SimpleNamespace(json=json)), error)
 
 
-def outermost(body: Callable[[Call], None], call: Call) -> int:
+def run_and_report(body: Callable[[Call], None], call: Call) -> int:
     """Call a verb's function, report every error on stderr and in the JSON answer, and return the exit code."""
     # Most objects of a command live until its end, so frequent collections find nothing.
     gc.set_threshold(100_000, 50, 50)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from clustertool.engines.base import Description, EngineState
-from clustertool.engines.earlier_work import known_by
+from clustertool.engines.earlier_work import merge_known
 from clustertool.errors import NotFound, UsageError
 from clustertool.model.job.earlier_jobs import (
     EarlierJob,
@@ -79,12 +79,12 @@ def test_the_state_of_an_earlier_job_by_records_and_engine(
 ) -> None:
     records = [asked("X-2", "X", created=1.0, state=recorded)] if recorded else []
     about = {} if known is None else {"X-2": Description(known, since=2.0, asked="X", job_name="n")}
-    assert [(one.id, one.asked, one.state) for one in known_by(records, about)] == [("X-2", "X", state)]
+    assert [(one.id, one.asked, one.state) for one in merge_known(records, about)] == [("X-2", "X", state)]
 
 
 def test_jobs_without_a_record_are_in_the_order_of_their_submission() -> None:
     about = {"X-3": Description(EngineState.QUEUED, since=3.0), "X-1": Description(EngineState.ENDED, since=1.0)}
-    assert [one.id for one in known_by([job("X-2", 2.0)], about)] == ["X-3", "X-2", "X-1"]
+    assert [one.id for one in merge_known([job("X-2", 2.0)], about)] == ["X-3", "X-2", "X-1"]
 
 
 def test_a_number_may_be_too_long_for_an_id() -> None:

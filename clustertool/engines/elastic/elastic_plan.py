@@ -15,7 +15,7 @@ from clustertool.model.planning.plan import Plan
 from clustertool.model.quantities import count
 
 
-def refuse(request: RunRequest) -> None:
+def refuse_unfit(request: RunRequest) -> None:
     """Raise UsageError for fewer hosts than the job needs, and for what refuse_fixed() refuses."""
     refuse_fixed(request)
     assert request.spec is not None

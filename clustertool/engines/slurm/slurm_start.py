@@ -17,7 +17,7 @@ from clustertool.engines.caller import pause, report_nothing_left
 from clustertool.engines.elastic import elastic_plan
 from clustertool.engines.job_request import engine_table
 from clustertool.engines.queued_request import ExpectedNodes
-from clustertool.engines.send_workspace import needs, portions, send
+from clustertool.engines.send_workspace import disk_needs, portions, send
 from clustertool.engines.slurm.allocation_step import AllocationStep, allocation_here
 from clustertool.engines.slurm.slurm_check import check_login_host
 from clustertool.engines.slurm.slurm_engine import SlurmEngine
@@ -160,7 +160,7 @@ class SlurmStart(Starter):
             wanted["listing"] = not (options.command or options.script) or bool(options.shards)
         examined = check_login_host(fleet, wanted)
         if self._request.workspace is not None:
-            examined = examined.check_disk(needs(self._request.workspace, fleet.cluster, examined.facts, None))
+            examined = examined.check_disk(disk_needs(self._request.workspace, fleet.cluster, examined.facts, None))
         examined.require()
         examined.warn(self._engine.caller)
         return examined.facts[0]

@@ -20,7 +20,7 @@ from clustertool.engines.elastic.elastic_members import (
 from clustertool.engines.image_distribution import ImageDistribution
 from clustertool.engines.job_request import Kinds, RunRequest, check_ranks, make_plan, start_with_retries
 from clustertool.engines.preflight import Examined
-from clustertool.engines.send_workspace import needs, portions, send_as_found
+from clustertool.engines.send_workspace import disk_needs, portions, send_as_found
 from clustertool.engines.ssh.one_command import OneCommand
 from clustertool.errors import ClustertoolError, DeviceInUse, PortInUse, PreflightError, only, raise_all, singles
 from clustertool.fleet import job_places, node_bundle, shared_roots
@@ -66,7 +66,7 @@ class SshStart(Starter):
         request = self._request
         wish, spec = request.wish, request.spec
         if spec is not None and spec.elastic.present:
-            elastic_plan.refuse(request)
+            elastic_plan.refuse_unfit(request)
         if wish.dry and spec is not None and not wish.skip_bad and not needs_probe(request.cluster, spec):
             return self._build_submission(self._make_plan(given_facts(request.cluster)))
         facts = self._examine()
@@ -169,7 +169,7 @@ class SshStart(Starter):
             request.read_toml(caller, facts[0].job_toml, {})
             assert request.spec is not None
             if request.spec.elastic.present:
-                elastic_plan.refuse(request)
+                elastic_plan.refuse_unfit(request)
                 facts = self._keep_elastic_hosts(examined).facts
             if request.spec.by_mpirun or request.spec.container:  # that was not known when the nodes were asked
                 facts = self._examine_job(wanted, request.spec.container)
@@ -239,7 +239,7 @@ class SshStart(Starter):
         request = self._request
         if request.workspace is None:
             return examined
-        return examined.check_disk(needs(request.workspace, request.cluster, examined.facts, request.spec))
+        return examined.check_disk(disk_needs(request.workspace, request.cluster, examined.facts, request.spec))
 
     def _plan(self, facts: ByNode) -> Plan:
         """Plan the job with a new identity, check it, and print its warnings and a hint about earlier jobs.

@@ -134,7 +134,7 @@ class StoreMeeting:
         return view.standing is Standing.WON and not view.outdated and boottime() < until
 
     @property
-    def over(self) -> Optional[int]:
+    def exit_code(self) -> Optional[int]:
         """The exit code of the job as the store has it, None if the job has not ended."""
         record = self._stored
         return record.over if record is not None else None
@@ -149,7 +149,7 @@ class StoreMeeting:
         content = self.view.content
         if self._record is not None:
             return self._campaign_result(self._record)
-        if content is None or content.presence is not None or member < 0 or self.over is not None:
+        if content is None or content.presence is not None or member < 0 or self.exit_code is not None:
             self._alone_since = None
             return None
         if self._alone_since is None:

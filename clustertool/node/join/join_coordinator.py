@@ -294,8 +294,8 @@ class JoinCoordinator:
     def _address_for_others(self) -> str:
         """Return this machine's address, or the one that others use if it is a loopback address (127.0.1.1 in /etc/hosts)."""
         seen = [one.offer.coordinator for one in self._state.members]
-        others = [address for address in seen if address and not meeting.loopback(address)]
-        return others[0] if others and meeting.loopback(self._address) else self._address
+        others = [address for address in seen if address and not meeting.is_loopback(address)]
+        return others[0] if others and meeting.is_loopback(self._address) else self._address
 
     def _plan(self) -> decisions.Planned:
         """Make the plan from offers, settings and facts. Returns why there is none, or whether the workspace must come first.

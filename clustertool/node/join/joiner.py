@@ -139,7 +139,7 @@ class Joiner:
         Then this member has won the epoch, which ends run(), or the job has ended, or the store is not reached. Raises NodeLost
         if that lasts for JOIN_TIMEOUT.
         """
-        code, found = store.over, store.coordinator
+        code, found = store.exit_code, store.coordinator
         if code is not None:
             self._end_with_outcome(Outcome(state_of(code), code, "job", _ENDED))
             return True
@@ -355,7 +355,7 @@ class _Search:
     def __init__(self, join: JoinFile, ctx: ssl.SSLContext, report: JoinReport, fix: str) -> None:
         self._fix = fix
         self._join, self._context, self._report = join, ctx, report
-        self.where = meeting.where(join)
+        self.where = meeting.describe_place(join)
         self._to_try: List[meeting.Endpoint] = []
         self._tried_at = self._retry_at = 0.0
         self._cause = ""

@@ -116,7 +116,7 @@ def _doubt_of(join: JoinFile, own: str) -> Optional[Doubt]:
     if listens_on_all(host, own):
         what = f"{named}: this machine listens on all its addresses, and the others must know the name by one of them"
         return Doubt(kind(what, _fix()), limit if wrong_name else None)
-    if loopback(own):
+    if is_loopback(own):
         return Doubt(UsageError(f"{named} admits no other machine than this one", _fix()), limit)
     return None
 
@@ -124,7 +124,7 @@ def _doubt_of(join: JoinFile, own: str) -> Optional[Doubt]:
 def _fix() -> str:
     """Build the fix for a wrong place, which lists up to six addresses of this machine that others can reach."""
     pairs = [(text, name) for name, found in network_addresses.interfaces().items() for text, _ in found]
-    usable = [f"{text} ({name})" for text, name in pairs if not (loopback(text) or text.lower().startswith("fe80:"))]
+    usable = [f"{text} ({name})" for text, name in pairs if not (is_loopback(text) or text.lower().startswith("fe80:"))]
     there = f"this machine has {', '.join(usable[:_SHOWN])}" if usable else "this machine has none but the loopback"
     return f"name an address of the machine with --node-rank 0 that the others reach, the same on all; {there}"
 
@@ -140,7 +140,7 @@ def _require_no_other_coordinator(join: JoinFile) -> None:
     with contextlib.suppress(OSError):
         at = addresses(join.coordinator.host)[0], join.coordinator.port
         with socket.create_connection(at, _ANSWER) as sock, ctx.wrap_socket(sock):
-            what = f"index {join.coordinator.member} is in use: the coordinator answers at {where(join)}"
+            what = f"index {join.coordinator.member} is in use: the coordinator answers at {describe_place(join)}"
             raise UsageError(what, f"give each machine an index of its own: --node-rank; {_fix()}")
 
 
@@ -184,7 +184,7 @@ def ports(join: JoinFile) -> List[int]:
     return list(range(first, first + _PORTS))
 
 
-def where(join: JoinFile) -> str:
+def describe_place(join: JoinFile) -> str:
     """Return HOST:PORT of the coordinator for messages, or the host alone if no port is set."""
     host, port = join.coordinator.host, join.coordinator.port
     return endpoint(host, port) if port else host
@@ -199,7 +199,7 @@ def addresses(host: str) -> List[str]:
     def ask() -> List[str]:
         found = socket.getaddrinfo(host, None, socket.AF_UNSPEC, socket.SOCK_STREAM)
         known = {str(row[4][0]) for row in found}
-        return sorted(known, key=lambda address: (loopback(address), ":" in address, address))
+        return sorted(known, key=lambda address: (is_loopback(address), ":" in address, address))
 
     found: List[str] = within(_RESOLVE, ask, [])
     if not found:
@@ -220,7 +220,7 @@ def own_address(host: str) -> str:
         return ""
 
 
-def loopback(address: str) -> bool:
+def is_loopback(address: str) -> bool:
     """Check whether an address is one of the loopback."""
     return address.startswith("127.") or address == "::1"
 
@@ -230,7 +230,7 @@ def listens_on_all(host: str, address: str) -> bool:
 
     Such a name (127.0.1.1 in /etc/hosts) leads others to another address. address: the host's, of this machine.
     """
-    return host != address and loopback(address) and not on_loopback(host)
+    return host != address and is_loopback(address) and not on_loopback(host)
 
 
 def open_port(join: JoinFile, address: str) -> Tuple[socket.socket, int]:
