@@ -96,11 +96,11 @@ def find_and_run(
 
 
 def _guess_owner(text: bytes, keys: Collection[str]) -> str:
-    """Guess from the text of a conf.py, without running it, whether it is clustertool's (_OURS), another program's, or unclear.
+    """Guess from its text, without running it, whose a conf.py is: "ours" (clustertool's), "others" or "unclear".
 
-    It is _OURS if it sets more of `keys`, the names of all keys, than other names in capitals, or one that no other has.
-    A text that Python cannot parse is _OURS if a line begins with a key. _UNCLEAR: it sets names that the text does not show
-    (import *, exec).
+    It is "ours" if it sets more of `keys`, the names of all keys, than other names in capitals, or a key that other programs do
+    not have. A text that Python cannot parse is "ours" if a line begins with a key. "unclear": the text does not show which
+    names it sets (import *; exec or the like, without a name in capitals that is no key).
     """
     try:
         nodes = list(ast.walk(ast.parse(text)))

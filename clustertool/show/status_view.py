@@ -203,9 +203,9 @@ def jobs_table(jobs: Iterable[Shown], terminal: Terminal, now: float) -> None:
 def check_matrix(rows: Sequence[Shown], terminal: Terminal) -> None:
     """Print the findings of nodes: nodes as rows, findings as columns, fixes below.
 
-    A row: {"node": name, "findings": {column: {"level": "ok" | "warn" | "bad" | "skip", "text", "fix"}}}. Equal rows
-    are one row under folded names; a fix is printed once for all its nodes. On a terminal, checks with the
-    same good result on all nodes are one line instead of a column.
+    A row: {"node": name, "findings": {column: {"level": "ok" | "warn" | "bad" | "skip", "text", "fix"}}}. Equal rows are one
+    row under folded names; a fix is printed once for all its nodes. On a terminal, the checks with the same good result on all
+    nodes are in one line below instead of columns.
     """
     columns = list(dict.fromkeys(column for row in rows for column in row["findings"]))
     quiet = [column for column in columns if terminal.is_terminal and _is_quiet(column, rows)]
