@@ -18,6 +18,7 @@ class JobContainer(NamedTuple):
 
     @property
     def text(self) -> str:
+        """The image, its digest if it is known, and the runtime."""
         digest = f" ({self.digest})" if self.digest else ""
         return f"{self.image}{digest}, {self.runtime}"
 

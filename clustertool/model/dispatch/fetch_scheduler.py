@@ -30,14 +30,20 @@ _NEVER = 1e9
 
 
 class Connect(NamedTuple):
+    """Connect to a source."""
+
     address: Address
 
 
 class Disconnect(NamedTuple):
+    """Close the connection to a source."""
+
     address: Address
 
 
 class RequestPiece(NamedTuple):
+    """Request a piece from a source."""
+
     address: Address
     piece: int
 

@@ -40,6 +40,8 @@ Address = Tuple[str, int]
 
 
 class SendPiece(NamedTuple):
+    """Send a piece to a node."""
+
     node: int
     piece: int
 
@@ -53,10 +55,14 @@ class SendSources(NamedTuple):
 
 
 class SendBeat(NamedTuple):
+    """Send a sign of life to a node."""
+
     node: int
 
 
 class Cause(enum.Enum):
+    """Why a node is given up."""
+
     DAMAGED = "damaged"  # pieces arrive damaged
     STUCK = "stuck"  # it takes no bytes
     SILENT = "silent"  # it sends no report
@@ -78,6 +84,8 @@ Action = Union[SendPiece, SendSources, SendBeat, GiveUp]
 
 
 class DispatchPhase(enum.Enum):
+    """How far a node is in a dispatch. READY: its relay listens. DONE: it has all pieces."""
+
     STARTING = "starting"
     READY = "ready"
     DONE = "done"

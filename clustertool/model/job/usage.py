@@ -89,10 +89,12 @@ def read_lines(data: bytes) -> Iterator[UsageLine]:
 
 
 def last(values: Sequence[float]) -> float:
+    """Return the last value, as a fold of fewer()."""
     return values[-1]
 
 
 def mean(values: Sequence[float]) -> float:
+    """Compute the mean of the values, as a fold of fewer()."""
     return sum(values) / len(values)
 
 

@@ -74,6 +74,7 @@ class WorkloadOrder:
 
     @property
     def name(self) -> str:
+        """The name of all objects of the job."""
         return self.given_name or object_name(self.job_id)
 
     @property

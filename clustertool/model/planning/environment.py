@@ -44,6 +44,7 @@ class Table:
 
     @cached_property
     def _on_nodes(self) -> Dict[Tuple[str, int], List[Seat]]:
+        """The seats of each role on each node, in rank order."""
         found: Dict[Tuple[str, int], List[Seat]] = {}
         for seat in self.seats:
             found.setdefault((seat.role, seat.node), []).append(seat)

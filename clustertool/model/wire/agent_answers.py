@@ -38,6 +38,8 @@ class ErrorFields(TypedDict):
 
 
 class _SummaryDetails(TypedDict, total=False):
+    """The fields of a job's summary that may be missing."""
+
     dir: str
     start: StartReasonName
     final: bool
@@ -65,25 +67,35 @@ class JobSummary(_SummaryDetails):
 
 
 class _Orphans(Answer, total=False):
+    """What LIST_JOBS finds besides the jobs of this ROOT_DIR."""
+
     orphans: fields.Few[
         Tuple[fields.Label, int]
     ]  # below another ROOT_DIR: the directory of the job, and how many processes
 
 
 class JobsAnswer(_Orphans):
+    """The jobs that a node knows."""
+
     jobs: fields.PerJob[JobSummary]
 
 
 class SameCommandAnswer(Answer):
+    """Whether another machine of the list has started the same command."""
+
     starter: fields.Label  # the other machine that has started the same command, "" if none has
     job: fields.Label  # its job, "" while it has none
 
 
 class BasesAnswer(Answer):
+    """The folders of nodes in a shared ROOT_DIR; see node/jobs/records.py."""
+
     bases: fields.PerNode[fields.BaseName]
 
 
 class StatusAnswer(Answer):
+    """What a node knows of one job: its events, and its processes as they are now."""
+
     node: fields.NodeIndex
     dir: str
     heartbeat: Optional[float]  # seconds since the last one
@@ -95,33 +107,45 @@ class StatusAnswer(Answer):
 
 
 class MachineCurve(TypedDict):
+    """The load of a node while the job ran."""
+
     cores: int
     total: int
     rows: fields.Curve  # time, busy CPU seconds, bytes used
 
 
 class CardCurve(TypedDict):
+    """The load of one device while the job ran."""
+
     index: int
     total: int
     rows: fields.Curve  # time, utilisation in percent, bytes used
 
 
 class LogCurve(TypedDict):
+    """The size of a rank's log, and the progress that it shows."""
+
     log_size: int
     progress: fields.Some[Tuple[fields.Time, Optional[float], Optional[float]]]  # time, epoch, step
 
 
 class RankCurve(RankName, LogCurve):
+    """What one rank has used, and its log."""
+
     rows: fields.Curve  # time, CPU seconds, resident bytes, processes
 
 
 class RankPlan(RankName):
+    """What the plan has of one rank."""
+
     devices: fields.PerCard[int]
     shards: int
     command: str
 
 
 class JobPlan(TypedDict, total=False):
+    """What the plan has of a job on one node; missing parts are not known."""
+
     policy: Annotated[Dict[fields.Label, object], 100]
     work_dir: str
     processes: fields.PerRank[RankPlan]
@@ -138,10 +162,14 @@ class JobUsage(TypedDict):
 
 
 class ReportAnswer(StatusAnswer, JobUsage):
+    """The status of a job, and its curves."""
+
     now: fields.Time
 
 
 class TailAnswer(Answer):
+    """The last lines of a log."""
+
     text: fields.LogText
 
 
@@ -152,6 +180,8 @@ class FilesAnswer(Answer):
 
 
 class _StopDetails(TypedDict, total=False):
+    """The fields of JobStop that may be missing."""
+
     waits: bool  # only a coordinator lives that waits for another node
     why: str
 
@@ -164,10 +194,14 @@ class JobStop(_StopDetails):
 
 
 class StopAnswer(Answer):
+    """What became of the jobs that were to be stopped."""
+
     jobs: fields.ByJob[JobStop]
 
 
 class CleanAnswer(Answer):
+    """The jobs that were removed, and those that could not be."""
+
     removed: fields.PerJob[fields.JobId]
     running: fields.PerJob[fields.JobId]
     freed: int  # bytes
@@ -175,14 +209,20 @@ class CleanAnswer(Answer):
 
 
 class JoinAnswer(Answer):
+    """What became of the request to join a job."""
+
     state: fields.JoinStart
 
 
 class LeaveAnswer(Answer):
+    """Whether the node has left an elastic job."""
+
     left: bool  # False: the node has accepted the request, and takes part still
 
 
 class _JoinReportFields(TypedDict, total=False):
+    """The fields of a report about joining; each type has some of them."""
+
     what: fields.ErrorText
     fix: str
     kind: fields.ShortText
@@ -201,6 +241,8 @@ class JoinReportLine(_JoinReportFields):
 
 
 class JoinReportsAnswer(Answer):
+    """The new reports of a process that joins a job."""
+
     reports: fields.Few[JoinReportLine]
 
 
@@ -208,10 +250,14 @@ class JoinReportsAnswer(Answer):
 
 
 class _Process(TypedDict):
+    """The field that each process on a device has."""
+
     pid: fields.Pid
 
 
 class CardProcess(_Process, total=False):
+    """A process on a device; missing fields are not known."""
+
     user: fields.Label
     name: fields.Label
     job: fields.Label
@@ -222,6 +268,8 @@ class CardProcess(_Process, total=False):
 
 
 class CardLock(TypedDict):
+    """The job that has locked a device."""
+
     job: fields.Label
     user: fields.Label
 
@@ -252,6 +300,8 @@ class CardValues(TypedDict, total=False):
 
 
 class Card(CardValues):
+    """One device of a node."""
+
     index: fields.CardIndex
 
 
@@ -262,10 +312,14 @@ class NeedsModule(Answer):
 
 
 class _Used(TypedDict, total=False):
+    """What is asked only for --devices auto."""
+
     used: fields.PerCard[Tuple[int, fields.Label]]  # device, and what uses it without a lock
 
 
 class DevicesAnswer(Answer, _Used):
+    """The devices of a node."""
+
     kind: fields.Label
     ids: fields.PerCard[int]
     devices: fields.PerCard[Card]
@@ -275,6 +329,8 @@ class DevicesAnswer(Answer, _Used):
 
 
 class _SampleDetails(TypedDict, total=False):
+    """The fields of a rank's sample that may be missing."""
+
     pid: Optional[fields.Pid]
     log: Optional[str]
     seconds: float  # of CPU time
@@ -283,11 +339,15 @@ class _SampleDetails(TypedDict, total=False):
 
 
 class RankSample(RankName, _SampleDetails):
+    """One rank as it is now, for `top`."""
+
     state: RankStateName
     line: fields.Label  # the last one of its log
 
 
 class _JobSampleDetails(TypedDict, total=False):
+    """The fields of a job's sample that may be missing."""
+
     node: fields.NodeIndex
     command: Optional[str]
     lost: fields.PerNode[fields.NodeIndex]
@@ -296,12 +356,16 @@ class _JobSampleDetails(TypedDict, total=False):
 
 
 class JobSample(_JobSampleDetails):
+    """One job on one node as it is now, for `top`."""
+
     job: fields.JobId
     heartbeat: Optional[float]
     ranks: fields.PerRank[RankSample]
 
 
 class GlanceAnswer(Answer):
+    """A node, its devices and its jobs as they are now, for `top`."""
+
     t: fields.Time
     cpu: Tuple[int, int]  # busy and all ticks since the boot
     cpus: int
@@ -322,19 +386,27 @@ ContainerAnswer = Annotated[Dict[str, Any], ContainerFacts]
 
 
 class OpenedAnswer(Answer):
+    """The ports at which the node listens for the check of links."""
+
     ports: fields.PerPort[fields.Port]
 
 
 class TriesAnswer(Answer):
+    """The results of a node's attempts to connect to others."""
+
     # Node, port, result, seconds of a round trip.
     tries: fields.PerRank[Tuple[fields.NodeIndex, fields.Port, fields.Label, float]]
 
 
 class SpeedAnswer(Answer, total=False):
+    """The bandwidth of one link."""
+
     speed: float  # bytes a second that arrived; no key if the connection broke
 
 
 class SeenAnswer(Answer, total=False):
+    """The nodes whose marks are in this ROOT_DIR."""
+
     seen: fields.PerNode[fields.NodeIndex]
 
 
@@ -361,6 +433,8 @@ class SubmittedJob(TypedDict):
 
 
 class SubmissionsAnswer(Answer):
+    """The jobs that were given to a scheduler."""
+
     submissions: fields.PerJob[SubmittedJob]
 
 
@@ -384,10 +458,14 @@ class ProgramAnswer(Answer):
 
 
 class PatchAnswer(Answer):
+    """Whether the release could be made of an earlier one."""
+
     have: bool  # False: the node lacks the base, so the release is sent in pieces
 
 
 class StagedAnswer(Answer):
+    """The folder of a release."""
+
     dir: str
 
 
@@ -400,6 +478,8 @@ class ImageAnswer(Answer):
 
 
 class SavedImageAnswer(Answer):
+    """A release with the files of an image."""
+
     release: fields.ReleaseName
     packed: fields.PackedManifest  # in base64
     bytes: fields.Size  # of the manifest
@@ -407,11 +487,15 @@ class SavedImageAnswer(Answer):
 
 
 class TreeAnswer(Answer):
+    """The content of a folder."""
+
     # path, kind, executable, mtime, size, link's target, ctime
     entries: fields.PerFile[Tuple[str, fields.EntryKind, bool, fields.Mtime, int, str, fields.Mtime]]
 
 
 class FileAnswer(Answer):
+    """One file of a folder."""
+
     path: fields.Label  # in the folder, without links
     executable: bool
     modified: fields.Mtime
@@ -420,15 +504,21 @@ class FileAnswer(Answer):
 
 
 class SpansAnswer(Answer):
+    """The times in which jobs could write to a folder."""
+
     # model/job/file_origin.WriteSpan; none: the folder is of one job
     spans: fields.PerJob[Tuple[fields.JobId, fields.Mtime, Optional[fields.Mtime]]]
 
 
 class RankSessionAnswer(Answer):
+    """The command that starts a program inside a rank."""
+
     argv: fields.Few[fields.Label]  # of the node's own Python, for a shell of the node
 
 
 class ContentAnswer(Answer):
+    """A part of a file."""
+
     data: fields.LogText  # in base64
     last: bool  # no bytes follow
 

@@ -17,21 +17,27 @@ Step = Literal["leave", "find", "forget"]
 
 
 class NoFields(TypedDict):
-    pass
+    """A request without fields."""
 
 
 # -- jobs
 
 
 class _Exact(TypedDict, total=False):
+    """Whether `job` is an id."""
+
     exact: bool
 
 
 class JobRequest(_Exact):
+    """A request about one job, or all."""
+
     job: str  # "" is all
 
 
 class OutputRequest(JobRequest, total=False):
+    """Read the output of a submission."""
+
     path: str  # of the output of a job that was submitted by hand; it has no folder
 
 
@@ -43,11 +49,15 @@ class SignalRequest(TypedDict):
 
 
 class BundleRequest(TypedDict):
+    """Read a part of the bundle of a job that joins."""
+
     job: str
     at: int  # from which some bytes are requested
 
 
 class RankSessionRequest(TypedDict):
+    """Find the command that starts a program inside a rank."""
+
     job: str
     role: str
     rank: int
@@ -67,19 +77,25 @@ class SameCommandRequest(TypedDict):
 
 
 class ReportRequest(JobRequest):
+    """Read the status and the curves of a job."""
+
     points: int  # how many values a curve may have
 
 
 class TailRequest(JobRequest):
+    """Read the last lines of a log."""
+
     log: str
     lines: int
 
 
 class StopRequest(JobRequest, StopHow):
-    pass
+    """End a job, or all jobs."""
 
 
 class CleanRequest(JobRequest, total=False):
+    """Remove ended jobs."""
+
     older_than: float  # seconds, by the laptop's clock `now`, which the agent client adds
     spare: Sequence[str]  # jobs that stay: their end is not proved
     ended: Sequence[str]  # jobs of which the engine has proved that they have ended
@@ -103,29 +119,41 @@ class FollowWanted(TypedDict, total=False):
 
 
 class FollowRequest(FollowWanted):
+    """Send logs and events of a job as they come."""
+
     job: str
 
 
 class _Resumed(TypedDict, total=False):
+    """What is copied from an ended job."""
+
     resume: str  # the id of an ended job, whose output is copied into the new one
     keep: Sequence[str]  # other files and folders of its directory that are copied, too: those that are on the node
 
 
 class PlaceRequest(_Resumed):
+    """Make the directory of a job, with its workspace."""
+
     spec: Spec
     release: str  # its name, "" where the workspace lies on the node already
 
 
 class _Again(TypedDict, total=False):
+    """Whether an engine starts the job again."""
+
     again: bool  # the job was started before: its directory stays
 
 
 class UnplaceRequest(_Again):
+    """Take back what PlaceRequest has made."""
+
     job_dir: str
     token: str
 
 
 class _Now(TypedDict, total=False):
+    """The time of the request."""
+
     now: float
 
 
@@ -148,21 +176,29 @@ class JoinRequest(TypedDict):
 
 
 class _OfMember(TypedDict, total=False):
+    """The exit code of a node that leaves."""
+
     code: int  # by a signal for a command that was typed here: with which this node ends. The coordinator's does not leave
 
 
 class LeaveRequest(_OfMember):
+    """Release the node from an elastic job."""
+
     job: str
     by: str
     seconds: float  # to wait until the node has left
 
 
 class JoinCodeRequest(TypedDict):
+    """Store the code that a machine needs to join a job."""
+
     digest: str
     data: str  # the modules that an agent does not have: name and text of each with NUL between them, zlib, in base64
 
 
 class JoinReportsRequest(TypedDict):
+    """Return the new reports of a process that joins a job."""
+
     job: str
     seconds: float  # to wait for a report
 
@@ -171,14 +207,20 @@ class JoinReportsRequest(TypedDict):
 
 
 class DevicesRequest(TypedDict):
+    """Read the devices of a node."""
+
     nvml: str  # digest of the laptop's NVML module
 
 
 class GlanceRequest(DevicesRequest):
+    """Sample a node and its jobs, for `top`."""
+
     job: str
 
 
 class ModuleRequest(DevicesRequest):
+    """Store the NVML module."""
+
     data: str  # the NVML module, compressed with zlib, in base64
 
 
@@ -232,6 +274,8 @@ class ProbeWanted(TypedDict, total=False):
 
 
 class ProbeRequest(ProbeWanted):
+    """Probe the node for the plan of a job, or for a check."""
+
     root_dir: str
     nic: str
     address: str
@@ -240,6 +284,8 @@ class ProbeRequest(ProbeWanted):
 
 
 class MeetRequest(TypedDict):
+    """A step of the test whether nodes share ROOT_DIR (node/probe/shared_root.py)."""
+
     step: Step
     token: str
     node: int
@@ -255,15 +301,21 @@ class OpenRequest(TypedDict):
 
 
 class _TimedTest(TypedDict):
+    """What tests of links have in common."""
+
     token: str
     seconds: float
 
 
 class TryRequest(_TimedTest):
+    """Connect to other nodes."""
+
     targets: List[Target]  # connect to each one within that time
 
 
 class SendRequest(_TimedTest):
+    """Measure the bandwidth to another node."""
+
     target: Target  # fill the connection to it for that time
 
 
@@ -271,28 +323,40 @@ class SendRequest(_TimedTest):
 
 
 class SubmitRequest(TypedDict):
+    """Store the files of a job that is given to a scheduler."""
+
     about: SubmittedJob
     files: Dict[str, str]  # in base64, by name
 
 
 class _OnlyBundle(TypedDict, total=False):
+    """What stays of a submission."""
+
     only_bundle: bool  # what else is in the folder stays: the job has records
 
 
 class WithdrawRequest(_OnlyBundle):
+    """Remove the files of a submission."""
+
     job: str
 
 
 class SubmittedRequest(TypedDict):
+    """Store the id that the scheduler has given to a job."""
+
     job: str
     slurm_id: str
 
 
 class _ProgramShell(TypedDict, total=False):
+    """Whether a program runs in a login shell."""
+
     login: bool  # run it in the environment of a login shell
 
 
 class ProgramRequest(_ProgramShell):
+    """Run a program, and return its output."""
+
     argv: Sequence[str]
     env: Mapping[str, str]  # in addition to that of the agent, or of a login shell
     seconds: float  # until it is killed
@@ -311,15 +375,21 @@ class PatchSteps(TypedDict):
 
 
 class PatchRequest(PatchSteps):
+    """Make a release of an earlier one."""
+
     release: str
     groups: Optional[Sequence[str]]
 
 
 class StageRequest(TypedDict):
+    """Make a folder with the files of a release."""
+
     release: str
 
 
 class BuildRequest(StageRequest):
+    """Make a release of the pieces that are there."""
+
     manifest: str  # its name
     packed: str  # the manifest as it travels, in base64
     size: int  # of its text
@@ -335,6 +405,8 @@ class ImageRequest(TypedDict):
 
 
 class SaveImageRequest(ImageRequest):
+    """Save an image of the node as a release."""
+
     kind: str  # of the files that are written: model/container/container_runtimes
 
 
@@ -352,6 +424,8 @@ class LoadImageRequest(ImageRequest, ImageCopy):
 
 
 class FolderRequest(TypedDict):
+    """A request about a folder."""
+
     dir: str
 
 
@@ -363,18 +437,26 @@ class SpansRequest(FolderRequest):
 
 
 class FileRequest(FolderRequest):
+    """A request about a file."""
+
     path: str  # of a file in the folder
 
 
 class ContentRequest(FileRequest):
+    """Read a part of a file."""
+
     at: int  # from which some bytes are requested
 
 
 class VerifyRequest(TypedDict):
+    """Check all releases and pieces of the store, and remove damaged ones if `remove`."""
+
     remove: bool
 
 
 class RelaySecret(TypedDict, total=False):
+    """The certificate and the key of the relays of a dispatch."""
+
     certificate: str
     key: str
 

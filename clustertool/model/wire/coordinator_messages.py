@@ -50,6 +50,8 @@ class Envelope(TypedDict, total=False):
 
 
 class _Gone(TypedDict, total=False):
+    """What a guard's join has besides: why its supervisor is gone, and which one."""
+
     gone: str
     of: Incarnation
 
@@ -62,27 +64,37 @@ class _Beat(TypedDict, total=False):
 
 
 class JoinMessage(Envelope, _Gone, _Beat):
+    """The first message of a node on a connection."""
+
     type: Literal["join"]
     node: int
     token: str
 
 
 class _News(TypedDict, total=False):
+    """What a beat of a node may have besides."""
+
     ranks: List[Reached]  # how far they are, if that has changed
     bye: bool  # the supervisor has the outcome and leaves
 
 
 class BeatMessage(Envelope, _News, _Beat):
+    """A sign of life."""
+
     type: Literal["beat"]  # from both sides
 
 
 class ListeningMessage(Envelope):
+    """A rank listens at its endpoint."""
+
     type: Literal["listening"]
     role: str
     rank: int
 
 
 class ExitedMessage(Envelope):
+    """Ranks have ended."""
+
     type: Literal["exited"]
     # What one supervisor reaped in one go: the first MESSAGE_FIELDS of each RankExit.
     exits: Sequence[Tuple[object, ...]]
@@ -95,11 +107,15 @@ class QuietMessage(Envelope):
 
 
 class CleanMessage(Envelope):
+    """No rank of the attempt is left on this node, or only the survivors."""
+
     type: Literal["clean"]
     survivors: List[str]
 
 
 class _StopFields(TypedDict, total=False):
+    """The fields of a stop that may be missing."""
+
     outside: bool  # by a signal, in a job that an engine may end, or to all its processes: it may know the reason
     lost: bool  # the node has lost its records, and the job ends as with a lost node
     grace: float  # seconds between TERM and KILL, if they are not the job's
@@ -107,13 +123,15 @@ class _StopFields(TypedDict, total=False):
 
 
 class StopMessage(Envelope, _StopFields):
+    """A request to end the job."""
+
     type: Literal["stop"]
     by: str  # what asked for it, as the verdict shows it
     code: int  # with which exit code the job is to end
 
 
 class AttachedMessage(Envelope):
-    type: Literal["attached"]  # a laptop follows the job
+    type: Literal["attached"]
 
 
 class LeaveMessage(Envelope):
@@ -139,6 +157,8 @@ MemberMessage = Union[
 
 
 class StartOrder(Envelope):
+    """Start the ranks of a role."""
+
     type: Literal["start"]
     role: str
 
@@ -151,11 +171,15 @@ class DaemonOrder(Envelope):
 
 
 class _StopOrderFields(TypedDict, total=False):
+    """The fields of an order to stop that may be missing."""
+
     grace: float  # see StopMessage
     outside: bool  # because of a signal, whose sender may signal the ranks of all nodes as well
 
 
 class StopOrder(Envelope, _StopOrderFields):
+    """End the ranks of the attempt."""
+
     type: Literal["stop"]
     why: str
 

@@ -18,6 +18,8 @@ OutcomeName = Annotated[str, one_of(OUTCOMES)]
 
 
 class EventBase(TypedDict):
+    """What each event has: the time at which it was recorded, by the node's clock."""
+
     t: fields.Time
 
 
@@ -28,6 +30,8 @@ class AnyEvent(EventBase):
 
 
 class RankName(TypedDict):
+    """The rank that an event or an entry is about."""
+
     role: fields.Role
     rank: fields.Rank
 
@@ -41,6 +45,8 @@ class ProcessPlan(RankName):
 
 
 class _JobId(TypedDict):
+    """The id of a job."""
+
     id: fields.JobId
 
 
@@ -113,12 +119,16 @@ class MembershipSample(TypedDict):
 
 
 class CaretakerEvent(EventBase):
+    """A guard or a gauge of the node has started."""
+
     type: Literal["guard", "gauge"]
     pid: fields.Pid
     start: int  # clock ticks since the boot
 
 
 class SupervisorEvent(EventBase):
+    """A supervisor of the node has started."""
+
     type: Literal["supervisor"]
     pid: fields.Pid
     start: int
@@ -127,6 +137,8 @@ class SupervisorEvent(EventBase):
 
 
 class StartedEvent(EventBase, RankName):
+    """A rank was started."""
+
     type: Literal["started"]
     pid: fields.Pid
     start: int
@@ -135,16 +147,22 @@ class StartedEvent(EventBase, RankName):
 
 
 class RankEvent(EventBase, RankName):
+    """A rank listens at its endpoint, was frozen, or goes on."""
+
     type: Literal["listening", "frozen", "thawed"]  # frozen: by SIGSTOP
 
 
 class OtherAddressEvent(EventBase, RankName):
+    """A pserver listens at another address than planned."""
+
     type: Literal["elsewhere"]
     listens: fields.Label  # a pserver, at another address than planned
     endpoint: fields.Label
 
 
 class _ExitedFields(TypedDict, total=False):
+    """The fields of ExitedEvent that may be missing."""
+
     signal: fields.Signal
     stopped: bool  # after the supervisor had signalled it
     note: str
@@ -157,11 +175,15 @@ class _ExitedFields(TypedDict, total=False):
 
 
 class ExitedEvent(EventBase, RankName, _ExitedFields):
+    """A rank has ended, or could not be started."""
+
     type: Literal["exited"]
     code: fields.ExitCode
 
 
 class DiskEvent(EventBase):
+    """The disk of ROOT_DIR is full, or has room again."""
+
     type: Literal["disk"]
     full: bool  # or it has room again
     root: str
@@ -177,6 +199,8 @@ class _PhaseFields(TypedDict, total=False):
 
 
 class PhaseEvent(EventBase, _PhaseFields):
+    """The job has entered a phase."""
+
     type: Literal["phase"]
     name: fields.Label  # of the coordinator: joining, pserver, trainer, ending
 
@@ -245,6 +269,8 @@ class BelowMinimumEvent(EventBase):
 
 
 class AbsentEvent(EventBase):
+    """Nodes have never connected to the coordinator."""
+
     type: Literal["absent"]
     nodes: fields.PerNode[fields.NodeIndex]  # they never connected to the coordinator
     endpoint: fields.Label
@@ -262,18 +288,26 @@ class Unconnected(TypedDict):
 
 
 class UnconnectedEvent(EventBase, Unconnected):
+    """The node has no connection to the coordinator."""
+
     type: Literal["unconnected"]
 
 
 class ConnectedEvent(EventBase):
-    type: Literal["connected"]  # again
+    """The node has a connection to the coordinator again."""
+
+    type: Literal["connected"]
 
 
 class _LostFields(TypedDict, total=False):
+    """What a loss in an elastic job has besides."""
+
     ends_by: fields.Time  # in an elastic job: when the ranks of the node have ended, by the coordinator's clock
 
 
 class LostEvent(EventBase, _LostFields):
+    """The coordinator has given a node up."""
+
     type: Literal["lost"]
     node: fields.NodeIndex  # the coordinator gave it up
     why: str
@@ -281,18 +315,24 @@ class LostEvent(EventBase, _LostFields):
 
 
 class RestartEvent(EventBase):
+    """The coordinator begins a new attempt with all ranks."""
+
     type: Literal["restart"]  # of the coordinator: all starts again
     attempt: fields.AttemptNumber
     pause: fields.Pause  # seconds before the start
 
 
 class StoppingEvent(EventBase):
+    """The processes of this node are ended, by the supervisor, or by its guard or a stop if it is gone."""
+
     # The supervisor ends this node's processes; or it is gone, and its guard or a stop ended them.
     type: Literal["stopping", "supervisor-lost"]
     why: str
 
 
 class CleanEvent(EventBase):
+    """The processes of an attempt have ended on this node, but for survivors."""
+
     type: Literal["clean"]
     survivors: fields.PerRank[fields.Label]  # processes of the job that live on this node
 

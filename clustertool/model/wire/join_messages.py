@@ -17,10 +17,14 @@ if TYPE_CHECKING:
 
 
 class _ExitCode(TypedDict, total=False):
+    """The exit code of an error."""
+
     code: int  # where it is not that of the class
 
 
 class JoinError(_ExitCode):
+    """One error of a machine, as join_errors.py writes and reads it."""
+
     kind: str  # the name of the class
     what: str
     fix: str
@@ -31,6 +35,8 @@ class JoinError(_ExitCode):
 
 
 class _OfMembers(TypedDict, total=False):
+    """What the offer of a machine has that was a member before."""
+
     epoch: int  # the highest attempt of an elastic job that this process has been in, and has ended; -1 if none
 
 
@@ -50,6 +56,8 @@ class OfferMessage(_OfMembers):
 
 
 class JoinBeat(TypedDict):
+    """A sign of life."""
+
     type: Literal["beat"]  # from both sides
 
 
@@ -63,6 +71,8 @@ class DoneMessage(TypedDict):
 
 
 class FailedMessage(TypedDict):
+    """The order of this round has failed."""
+
     type: Literal["failed"]
     round: int
     errors: List[JoinError]
@@ -88,7 +98,9 @@ NodeMessage = Union[OfferMessage, JoinBeat, DoneMessage, FailedMessage, LeavingM
 
 
 class RefusedMessage(TypedDict):
-    type: Literal["refused"]  # this machine is not wanted
+    """This machine is not wanted."""
+
+    type: Literal["refused"]
     errors: List[JoinError]
 
 
@@ -102,6 +114,8 @@ class WaitMessage(TypedDict):
 
 
 class ProbeOrder(TypedDict):
+    """Probe the node for the plan."""
+
     type: Literal["probe"]
     round: int
 
@@ -134,21 +148,29 @@ class PlaceOrder(TypedDict):
 
 
 class LaunchOrder(TypedDict):
+    """Start the supervisor, and prepare it."""
+
     type: Literal["launch"]
     round: int
     now: float  # the coordinator's clock
 
 
 class UndoOrder(TypedDict):
-    type: Literal["undo"]  # the plan is made again
+    """Take back what was done for the plan, which is made again."""
+
+    type: Literal["undo"]
     round: int
 
 
 class GoOrder(TypedDict):
-    type: Literal["go"]  # run the supervisor: the coordinator listens
+    """Run the supervisor: the coordinator listens."""
+
+    type: Literal["go"]
 
 
 class AbortMessage(TypedDict):
+    """The joining is over: undo everything, and end with these errors."""
+
     type: Literal["abort"]
     errors: List[JoinError]
 

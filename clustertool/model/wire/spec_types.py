@@ -17,11 +17,15 @@ class _OfLaunchers(TypedDict, total=False):
 
 
 class ProcessCommand(_OfLaunchers):
+    """What a process runs, and its own variables."""
+
     argv: List[str]
     env: Dict[str, str]
 
 
 class SpecProcess(ProcessCommand):
+    """One process of the node."""
+
     role: str
     rank: int
     local_rank: int
@@ -34,6 +38,8 @@ class SpecProcess(ProcessCommand):
 
 
 class SpecCoordinator(TypedDict):
+    """The node that coordinates the job, and where it listens."""
+
     node: int
     name: str
     host: str
@@ -53,6 +59,8 @@ class SpecPolicy(TypedDict):
 
 
 class _OfElasticShapes(TypedDict, total=False):
+    """What the shape of an elastic job has besides."""
+
     nodes: List[int]  # of the present epoch; missing: 0, 1, ... for each of `names`
 
 
@@ -87,6 +95,8 @@ class ElasticSpec(_ElasticTimes):
 
 
 class _OfSomeJobs(TypedDict, total=False):
+    """What only some jobs have."""
+
     secrets: Dict[str, str]
     engine: str  # that has started the nodes; missing or "": none
     launcher: str  # "mpirun" where one starts the trainers, else missing: the supervisors do
@@ -104,6 +114,8 @@ class RankSurroundings(_OfSomeJobs):
 
 
 class RuntimeSpec(TypedDict):
+    """A container runtime of a node."""
+
     runtime: str  # docker, podman or apptainer
     program: str  # the absolute path of its command on this node
 
@@ -135,6 +147,8 @@ class _LaunchFields(TypedDict, total=False):
 
 
 class Spec(RankSurroundings, _LaunchFields):
+    """One node's part of the plan of a job."""
+
     format: int
     job: str
     node: int

@@ -15,14 +15,20 @@ from clustertool.model.wire.event_types import Events
 
 
 class _Base(TypedDict, total=False):
+    """The node that a frame is about."""
+
     base: fields.BaseName  # of the node that a request with this base was about
 
 
 class _LogTime(_Base, total=False):
+    """The time of a part of a log."""
+
     t: fields.Seconds  # when the bytes were written, where logs are read in order of time
 
 
 class LogFrame(_LogTime):
+    """Bytes of a log, in the payload."""
+
     type: Literal["log"]
     node: fields.NodeIndex
     role: fields.LogRole
@@ -33,6 +39,8 @@ class LogFrame(_LogTime):
 
 
 class EventsFrame(_Base):
+    """New events of the job."""
+
     type: Literal["events"]
     node: fields.NodeIndex
     events: Events
@@ -40,6 +48,8 @@ class EventsFrame(_Base):
 
 
 class BeatFrame(TypedDict):
+    """A sign of life, with the node's time."""
+
     type: Literal["beat"]
     t: fields.Seconds
 
@@ -66,18 +76,24 @@ StreamFrame = Union[FollowFrame, ClosedFrame]
 
 
 class RelayReady(TypedDict):
+    """The relay listens."""
+
     type: Literal["relay-ready"]
     port: fields.Port  # where it listens
     empty: bool  # it has no piece of any release
 
 
 class RelayLacks(TypedDict):
-    type: Literal["relay-lacks"]  # it has the manifest, so it knows this
+    """Which pieces the node lacks and has, by the manifest."""
+
+    type: Literal["relay-lacks"]
     lacks: fields.LogText
     have: fields.LogText
 
 
 class RelayProgress(TypedDict):
+    """The progress of a node, or its end."""
+
     type: Literal["relay-got", "relay-done"]
     left: int  # bytes that are missing
     live: int  # sources
@@ -86,32 +102,44 @@ class RelayProgress(TypedDict):
 
 
 class RelayIdle(TypedDict):
-    type: Literal["relay-idle"]  # nothing has come for a while
+    """Nothing has come to the node for a while."""
+
+    type: Literal["relay-idle"]
     lacks: fields.LogText
     live: int
     why: fields.PerNode[str]  # of each source that failed, the cause
 
 
 class RelayWrong(TypedDict):
+    """A piece of the laptop does not have the digest that the manifest states."""
+
     type: Literal["relay-wrong"]
     piece: int  # of the laptop; it does not have the digest that the manifest says
 
 
 class _FailedKind(TypedDict, total=False):
+    """The class of an error."""
+
     kind: fields.ShortText
 
 
 class RelayFailed(_FailedKind):
+    """The relay has failed."""
+
     type: Literal["relay-failed"]
     what: fields.ErrorText
     fix: str
 
 
 class _GoneWhy(TypedDict, total=False):
+    """Why a relay is gone."""
+
     why: str
 
 
 class RelayGone(_GoneWhy):
+    """The process of the relay is gone."""
+
     type: Literal["relay-gone"]
 
 
@@ -121,17 +149,23 @@ RelayReport = Union[RelayReady, RelayLacks, RelayProgress, RelayIdle, RelayWrong
 
 
 class RelaySources(TypedDict):
+    """A new list of sources."""
+
     type: Literal["relay-sources"]
     sources: Sequence[Tuple[str, int]]  # addresses and ports of other relays, the best first
     degree: int  # how many of them to use at a time
 
 
 class RelayPiece(TypedDict):
+    """A piece of the laptop, in the payload."""
+
     type: Literal["relay-piece"]
-    piece: int  # it is the payload
+    piece: int
 
 
 class RelayBeat(TypedDict):
+    """A sign of life."""
+
     type: Literal["relay-beat"]
 
 

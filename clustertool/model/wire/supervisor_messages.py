@@ -30,6 +30,8 @@ _Number = Annotated[int, whole(0, (1 << 31) - 1)]
 
 
 class StopHow(TypedDict):
+    """How a job is ended."""
+
     by: fields.Label  # what asked for it, as the verdict shows it
     code: _Number  # exit code of the job
     grace: Annotated[float, number(0, (1 << 31) - 1)]  # seconds between TERM and KILL
@@ -37,34 +39,48 @@ class StopHow(TypedDict):
 
 
 class StopCommand(StopHow):
+    """A request to end the job."""
+
     type: Literal["stop"]
 
 
 class AttachedNotice(TypedDict):
+    """A laptop follows the job."""
+
     type: Literal["attached"]
 
 
 class LeaveCommand(TypedDict):
+    """A request to release the node from an elastic job."""
+
     type: Literal["leave"]
     code: _Number  # with which the node ends; a program of an earlier version does not send it
     by: fields.Label  # what asked for it, as records show it
 
 
 class StatusQuery(TypedDict):
+    """A request for the ranks of this node as they are now."""
+
     type: Literal["status"]
 
 
 class EnvironmentQuery(TypedDict):
+    """A request for what a process needs to become this rank."""
+
     type: Literal["rank-environment"]
     role: fields.Label
     rank: _Number
 
 
 class BundleQuery(TypedDict):
+    """A request for the bundle of the job."""
+
     type: Literal["bundle"]
 
 
 class RankStarted(TypedDict):
+    """A rank that mpirun has started has this pid."""
+
     type: Literal["rank-started"]
     role: fields.Label
     rank: _Number
@@ -72,18 +88,24 @@ class RankStarted(TypedDict):
 
 
 class RankEndQuery(TypedDict):
+    """A request that is answered when this rank has ended."""
+
     type: Literal["rank-end"]
     role: fields.Label
     rank: _Number
 
 
 class LauncherSignal(TypedDict):
+    """mpirun ends this rank."""
+
     type: Literal["launcher-signal"]
     role: fields.Label
     rank: _Number
 
 
 class LaunchDaemon(TypedDict):
+    """A request to start mpirun's daemon of a node."""
+
     type: Literal["launch-daemon"]
     host: fields.Label  # as mpirun's hostfile names it
     command: Annotated[str, text(60_000)]  # for /bin/sh; it has the names of all nodes
@@ -98,10 +120,14 @@ SupervisorRequest = Union[
 
 
 class Accepted(TypedDict):
+    """The request is accepted."""
+
     type: Literal["accepted"]
 
 
 class LiveRank(TypedDict):
+    """One rank as it is now."""
+
     role: str
     rank: int
     attempt: int
@@ -111,6 +137,8 @@ class LiveRank(TypedDict):
 
 
 class LiveStatus(TypedDict):
+    """The node's part of the job as it is now."""
+
     type: Literal["status"]
     job: str
     node: int
@@ -129,6 +157,8 @@ class RankSession(TypedDict):
 
 
 class _OfContainers(TypedDict, total=False):
+    """What only a rank in a container has."""
+
     session: RankSession
 
 
@@ -151,16 +181,22 @@ class RankEnvironment(_OfContainers):
 
 
 class BundleAnswer(TypedDict):
+    """The bundle is the payload of the frame."""
+
     type: Literal["bundle"]
 
 
 class ProcessEnd(TypedDict):
+    """How a process has ended."""
+
     type: Literal["process-end"]
     code: int
     signal: int  # that has ended it, or 0
 
 
 class Refused(TypedDict):
+    """An error in place of the answer."""
+
     type: Literal["error"]
     kind: str  # of errors.from_wire
     what: str
