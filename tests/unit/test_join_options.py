@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from clustertool.cli.launchers.foreign_options import begins_meeting, meeting, notes, of_shell, read
+from clustertool.cli.launchers.foreign_options import begins_meeting, meeting, notes, options_of_shell, read
 from clustertool.errors import UsageError
 from clustertool.model.joining.typed_meeting import TypedMeeting
 from clustertool.model.planning import shell_variables
@@ -161,22 +161,22 @@ PLACE = {"PET_NNODES": "2", "PET_NODE_RANK": "1", "PET_MASTER_ADDR": "10.0.0.1",
 
 
 def test_variables_of_torchrun_and_paddle_are_options() -> None:
-    torch = of_shell(PLACE, read(["train.py"], OWN), OWN)
+    torch = options_of_shell(PLACE, read(["train.py"], OWN), OWN)
     assert torch["PET_MASTER_PORT"] == "--master-port=1234"
     assert meeting(read([*torch.values(), "train.py"], OWN), False) == TypedMeeting("10.0.0.1", 1234, 2, 1)
     paddle = {"PADDLE_MASTER": "10.0.0.1:8090", "PADDLE_NNODES": "2", "PADDLE_RANK": "0", "PADDLE_PG_TIMEOUT": "9"}
-    found = of_shell({**paddle, "PADDLE_TRAINERS": "a,b", "PADDLE_PORT": "6170"}, read(["train.py"], OWN), OWN)
+    found = options_of_shell({**paddle, "PADDLE_TRAINERS": "a,b", "PADDLE_PORT": "6170"}, read(["train.py"], OWN), OWN)
     assert found == {
         "PADDLE_MASTER": "--master=10.0.0.1:8090",
         "PADDLE_NNODES": "--nnodes=2",
         "PADDLE_RANK": "--rank=0",
     }
-    assert of_shell({"PADDLE_TRAINERS_ENDPOINTS": "a:1,b:1"}, read(["train.py"], OWN), OWN) == {
+    assert options_of_shell({"PADDLE_TRAINERS_ENDPOINTS": "a:1,b:1"}, read(["train.py"], OWN), OWN) == {
         "PADDLE_TRAINERS_ENDPOINTS": "--trainers=a:1,b:1"
     }
-    assert of_shell({"PET_STANDALONE": "1", "PET_MODULE": "0", "PET_NOT_KNOWN": "1"}, read(["x"], OWN), OWN) == {
-        "PET_STANDALONE": "--standalone"
-    }
+    assert options_of_shell(
+        {"PET_STANDALONE": "1", "PET_MODULE": "0", "PET_NOT_KNOWN": "1"}, read(["x"], OWN), OWN
+    ) == {"PET_STANDALONE": "--standalone"}
 
 
 @pytest.mark.parametrize(
@@ -192,17 +192,17 @@ def test_variables_of_torchrun_and_paddle_are_options() -> None:
     ],
 )
 def test_the_command_line_has_priority(line: list[str], left: set[str]) -> None:
-    assert set(of_shell(PLACE, read([*line, "train.py"], OWN), OWN)) == left
+    assert set(options_of_shell(PLACE, read([*line, "train.py"], OWN), OWN)) == left
 
 
 def test_counts_of_the_shell_are_replaced_by_any_name_of_theirs() -> None:
     environ = {"PET_NPROC_PER_NODE": "2", "PADDLE_DEVICES": "0,1"}
-    assert not of_shell(environ, read(["--num-gpus", "4", "--gpus", "3", "train.py"], OWN), OWN)
+    assert not options_of_shell(environ, read(["--num-gpus", "4", "--gpus", "3", "train.py"], OWN), OWN)
 
 
 def test_a_variable_that_is_wrong_is_named() -> None:
     with pytest.raises(UsageError, match="PET_NNODES of this shell: --nnodes 'two'"):
-        of_shell({"PET_NNODES": "two"}, read(["train.py"], OWN), OWN)
+        options_of_shell({"PET_NNODES": "two"}, read(["train.py"], OWN), OWN)
 
 
 @pytest.mark.parametrize(

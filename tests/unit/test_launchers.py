@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from clustertool.cli.launchers.foreign_options import meeting, named_nodes, on_each_node, read, wish
+from clustertool.cli.launchers.foreign_options import meeting, named_nodes, on_each_node, read, values_for_run
 from clustertool.cli.launchers.launcher_flags import FLAGS, LAUNCHERS, Flag, Launch
 from clustertool.errors import UsageError
 from clustertool.model.config.job import started_by
@@ -127,7 +127,7 @@ def test_an_empty_value_says_nothing(flag: Flag) -> None:
 def test_options_that_map_arrive_under_runs_names() -> None:
     mapped = [flag.effect or flag.name[2:] for flag in FLAGS if isinstance(flag.effect, str)]
     assert set(mapped) <= {option.name for option in OWN}
-    given = wish(
+    given = values_for_run(
         launch("--gpus=0,1 --nproc_per_node 2 --max-restarts 3 --grace 4 --env A=1 --env B=2 --detach t.py"), OWN
     )
     assert (given.gpus, given.nproc_per_node, given.max_restarts, given.grace) == ("0,1", "2", "3", "4")
