@@ -76,9 +76,8 @@ def take_id_of_engine(
     request: RunRequest, caller: Caller, answers: Mapping[int, JobsAnswer], known: Mapping[str, Description]
 ) -> None:
     """Set the request's job id as take_id() does, by the records of nodes and by what the engine knows of earlier jobs."""
-    recorded = earlier_jobs.read_earlier(
-        {node: earlier_jobs.rows_of(answer["jobs"]) for node, answer in answers.items()}
-    )
+    rows = {node: earlier_jobs.rows_of(answer["jobs"]) for node, answer in answers.items()}
+    recorded = earlier_jobs.read_earlier(rows)
     take_id(caller, request, merge_known(recorded, known))
 
 
@@ -141,9 +140,8 @@ def _choose_resumed(caller: Caller, request: RunRequest, earlier: tuple[EarlierJ
         found = earlier_jobs.same_work(earlier, kin)
     lost = [path for path in request.wish.keep if found is not None and path not in dict(found.kept)]
     if found is not None and lost:
-        raise NotFound(
-            f"job {found.id} has left no {lost[0]} on these nodes", "leave that --keep out, or name another job"
-        )
+        what = f"job {found.id} has left no {lost[0]} on these nodes"
+        raise NotFound(what, "leave that --keep out, or name another job")
     if found is not None and found.nodes:
         return found
     if not typed:

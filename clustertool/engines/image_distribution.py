@@ -175,9 +175,8 @@ class ImageDistribution:
     def _record_images(self, answers: Mapping[int, ImageAnswer]) -> None:
         """Record the id, digest and size of the image in each answer as that of the node."""
         for node, one in answers.items():
-            self._known[node] = replace(
-                self._known[node], image_id=one["image_id"], digest=one["digest"], size=one["size"]
-            )
+            known = self._known[node]
+            self._known[node] = replace(known, image_id=one["image_id"], digest=one["digest"], size=one["size"])
 
     def _image_request(self, node: int) -> ImageRequest:
         """Build the part of a request that names the node's runtime, its program and the image."""

@@ -53,9 +53,8 @@ def engine_table(text: str, cluster: Cluster) -> Toml:
     entry = known_engines.entry_of(cluster.engine)
     table = _parse_toml(text).get(entry.name, {})
     if not isinstance(table, dict):
-        raise DataError(
-            f"job.toml: {entry.name} = {table!r} is no table", f"write [{entry.name}] and its keys below it"
-        )
+        what = f"job.toml: {entry.name} = {table!r} is no table"
+        raise DataError(what, f"write [{entry.name}] and its keys below it")
     workspace_rights.check(entry.name, table, entry.of_workspace, cluster.workspace_may_set)
     return table
 

@@ -65,9 +65,8 @@ class Examined:
             return self
         gathered = devices_of(fleet, nodes)
         found = list(inventory(self.cluster, self.facts, gathered.ok, shared_cards(made)))
-        found += [
-            Finding(node, "health", "error", short_error(error), error.fix) for node, error in gathered.failed.items()
-        ]
+        failed = gathered.failed.items()
+        found += [Finding(node, "health", "error", short_error(error), error.fix) for node, error in failed]
         return replace(self.add_findings(found), failed={**self.failed, **gathered.failed})
 
     def require(self) -> None:

@@ -84,9 +84,8 @@ class Facts:
     devices_seen: bool = False  # the probe has read the devices: an id that is not in `devices` does not exist
     # By an engine: names, of which `devices` are the positions. None: no engine.
     allocated: Optional[Annotated[Tuple[fields.Label, ...], _CARDS]] = None
-    locked: Annotated[
-        Tuple[Tuple[int, fields.Label, fields.Label], ...], _CARDS
-    ] = ()  # (device, job, user): locked by a job
+    # (device, job, user): locked by a job
+    locked: Annotated[Tuple[Tuple[int, fields.Label, fields.Label], ...], _CARDS] = ()
     # (device, process): without a lock; for --devices auto.
     used: Annotated[Tuple[Tuple[int, fields.Label], ...], _CARDS] = ()
     ills: Annotated[Tuple[Tuple[int, str, str], ...], _CARDS] = ()  # (device, fault, the fix); known for --devices auto
@@ -103,20 +102,16 @@ class Facts:
     load: float = 0.0
     inodes: fields.Signed = -1  # -1: the file system has no number of them
     shm: fields.Signed = -1  # free in /dev/shm; -1: there is none
-    limits: Annotated[
-        Tuple[Tuple[fields.Label, fields.Signed, fields.Signed], ...], _FEW
-    ] = ()  # name, soft, hard; -1: none
+    # name, soft, hard; -1: none
+    limits: Annotated[Tuple[Tuple[fields.Label, fields.Signed, fields.Signed], ...], _FEW] = ()
     mtu: fields.Signed = 0  # of the interface; 0: unknown
     rdma: bool = False
     own: Optional[fields.Label] = ""  # address of the node's own host name; None: no name server answers
-    leftovers: Annotated[
-        Tuple[Tuple[fields.Label, int], ...], _JOBS
-    ] = ()  # job, processes: supervisor and guard have ended
+    # job, processes: supervisor and guard have ended
+    leftovers: Annotated[Tuple[Tuple[fields.Label, int], ...], _JOBS] = ()
     examined: bool = False  # what only `inv check` asks was asked: all that follows
-    job_python: Tuple[fields.Label, fields.Label] = (
-        "",
-        "",
-    )  # path and version of python3 on the job's PATH; "": not known
+    # path and version of python3 on the job's PATH; "": not known
+    job_python: Tuple[fields.Label, fields.Label] = ("", "")
     # Name, version ("": not there), of the job's python.
     packages: Annotated[Tuple[Tuple[fields.Label, fields.Label], ...], _SOME] = ()
     job_proxies: Annotated[Tuple[fields.Label, ...], _SOME] = ()  # names, in a rank's environment

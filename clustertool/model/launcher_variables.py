@@ -36,9 +36,7 @@ _PREFIXES = tuple(
 
 # Of a scheduler's task. Lightning, accelerate and JAX take the number of tasks for the number of ranks.
 _OF_TASK = ("SLURM_", "SLURMD_", "SRUN_", "PMI")  # PMIX_, too
-_OF_ALLOCATION = frozenset(
-    "SLURM_CLUSTER_NAME SLURM_JOB_ID SLURM_JOB_NAME SLURM_JOB_NODELIST SLURM_JOB_PARTITION".split()
-)
+_OF_ALLOCATION = "SLURM_CLUSTER_NAME SLURM_JOB_ID SLURM_JOB_NAME SLURM_JOB_NODELIST SLURM_JOB_PARTITION".split()
 
 # By these a launcher of MPI takes its place from a scheduler, and starts its daemons with the scheduler's programs.
 _OF_SCHEDULER = (*_OF_TASK, "PBS_", "LSB_", "LSF_", "LS_", "SGE_", "PE_HOSTFILE", "OAR_", "COBALT_", "FLUX_")

@@ -281,9 +281,8 @@ def _many(hint: object, most: int, own: bool) -> Check:
         if len(value) > most:
             raise Malformed(path, f"has {len(value)} entries, more than {most}")
         if isinstance(value, dict):
-            return {
-                inner[0](name, f"a key of {path}"): inner[1](one, f"{path}[{name!r}]") for name, one in value.items()
-            }
+            key, entry = inner
+            return {key(name, f"a key of {path}"): entry(one, f"{path}[{name!r}]") for name, one in value.items()}
         return _MANY[origin]([inner[0](one, f"{path}[{at}]") for at, one in enumerate(value)])
 
     return check

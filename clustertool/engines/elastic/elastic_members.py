@@ -205,9 +205,8 @@ class MemberStart:
         self._left.discard(node)
         if node == 0 or len(self._left) < self._least:
             raise error
-        self._caller.warn(
-            f"{self._fleet.name(node)} does not take part: {error.what}" + f" ({error.fix})" * bool(error.fix)
-        )
+        why = f"{error.what} ({error.fix})" if error.fix else error.what
+        self._caller.warn(f"{self._fleet.name(node)} does not take part: {why}")
 
     # -- reports --
 
@@ -275,9 +274,8 @@ class MemberStart:
         """End the processes that join on all nodes, and print where that failed. Return whether it failed on none."""
         ends = dict.fromkeys(self._files, END_JOIN({"job": self._job, "seconds": 0.0}))
         gathered = self._fleet.ask(ends, _END, patient=True)
-        bad = {
-            node: error for node, error in gathered.failed.items() if isinstance(error, (Unreachable, PreflightError))
-        }
+        kinds = (Unreachable, PreflightError)
+        bad = {node: error for node, error in gathered.failed.items() if isinstance(error, kinds)}
         if bad:
             results = {self._fleet.name(node): read_undo(error) for node, error in bad.items()}
             with contextlib.suppress(ClustertoolError):

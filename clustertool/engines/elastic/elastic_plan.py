@@ -22,9 +22,8 @@ def refuse_unfit(request: RunRequest) -> None:
     elastic, there = request.spec.elastic, len(request.cluster.hosts)
     if elastic.minimum > there:
         what = f"an elastic job of {elastic.text} nodes: there {'is' if there == 1 else 'are'} {count(there, 'node')}"
-        raise UsageError(
-            what, f"name more hosts in {request.cluster.where or 'conf.py'}, or start with fewer: --nnodes"
-        )
+        fix = f"name more hosts in {request.cluster.where or 'conf.py'}, or start with fewer: --nnodes"
+        raise UsageError(what, fix)
 
 
 def refuse_fixed(request: RunRequest) -> None:
@@ -66,8 +65,6 @@ def describe_plan(made: Plan, cluster: Cluster) -> str:
     elastic = made.job.elastic
     shown = {node.host.name for node in made.nodes}
     standby = [host.name for host in cluster.hosts if host.name not in shown]
-    text = (
-        f"elastic job: this is the plan for {count(len(made.nodes), 'node')}. It is made again at each epoch, for the "
-    )
-    text += f"{elastic.minimum} to {elastic.maximum} nodes that are there"
+    text = f"elastic job: this is the plan for {count(len(made.nodes), 'node')}. It is made again at each epoch, "
+    text += f"for the {elastic.minimum} to {elastic.maximum} nodes that are there"
     return text + f"; on standby: {fold(standby)}" * bool(standby)

@@ -218,7 +218,7 @@ class ClusterApi:
         """
         lost = False
 
-        def unsure(error: ClustertoolError) -> None:
+        def unsure() -> None:
             nonlocal lost
             lost = True  # the attempt before may have created it
 
@@ -301,9 +301,8 @@ class ClusterApi:
         """
         query = [("container", CONTAINER), *(("command", one) for one in argv)]
         query += [(name, "true") for name in ("stdin", "stdout", "stderr")]
-        request = ApiRequest(
-            "create", "pods/exec", f"{KINDS['Pod'].path(self.namespace, pod)}/exec", pod, self.namespace
-        )
+        path = f"{KINDS['Pod'].path(self.namespace, pod)}/exec"
+        request = ApiRequest("create", "pods/exec", path, pod, self.namespace)
         known = self.credentials
         url = f"{known.host}{request.path}?{urlencode(query)}".replace("http", "ws", 1)
         headers = {name.lower(): value for name, value in known.headers().items()}
@@ -313,9 +312,8 @@ class ClusterApi:
         except (WebSocketException, OSError) as error:
             status, body = getattr(error, "status_code", 0), getattr(error, "resp_body", None) or b""
             if status:
-                raise self._refusal(
-                    int(status), body if isinstance(body, bytes) else str(body).encode(), request
-                ) from None
+                answer = body if isinstance(body, bytes) else str(body).encode()
+                raise self._refusal(int(status), answer, request) from None
             fix = "is the pod running? kubectl describe pod shows it"
             raise Unreachable(f"no channel to the pod {pod}: {error}", fix, known.where) from None
 
@@ -336,19 +334,15 @@ class ClusterApi:
         return ApiRequest(verb, kind.resource, path, name, self.namespace if kind.namespaced else "", **more)
 
     def _post(
-        self,
-        manifest: Manifest,
-        query: Mapping[str, object],
-        failed: Callable[[ClustertoolError], None] = lambda error: None,
+        self, manifest: Manifest, query: Mapping[str, object], failed: Callable[[], None] = lambda: None
     ) -> Manifest:
         """Send the request that creates an object, and return the answer.
 
         failed: gets the errors of attempts that are repeated.
         """
         name = str(manifest["metadata"]["name"])
-        return self._request_object(
-            self._request("create", KINDS[manifest["kind"]], name, query=query, body=manifest), failed
-        )
+        request = self._request("create", KINDS[manifest["kind"]], name, query=query, body=manifest)
+        return self._request_object(request, failed)
 
     def _list_pages(
         self, kind: ObjectKind, labels: Mapping[str, str], fields: str, accept: str = _ANY
@@ -404,9 +398,7 @@ class ClusterApi:
             response.close()
             response.release_conn()
 
-    def _request_object(
-        self, request: ApiRequest, failed: Callable[[ClustertoolError], None] = lambda error: None
-    ) -> Manifest:
+    def _request_object(self, request: ApiRequest, failed: Callable[[], None] = lambda: None) -> Manifest:
         """Send a request, and parse the response as an object. failed: gets the errors of attempts that are repeated.
 
         Raises the refusal of the server, and PreflightError for a response that is too large or no object.
@@ -423,7 +415,7 @@ class ClusterApi:
         return _parse_object(data, self.where)
 
     def _send_with_retries(
-        self, request: ApiRequest, read: float, failed: Callable[[ClustertoolError], None] = lambda error: None
+        self, request: ApiRequest, read: float, failed: Callable[[], None] = lambda: None
     ) -> urllib3.BaseHTTPResponse:
         """Send a request, repeat it after passing errors for up to 30 s, and return the first successful response unread.
 
@@ -449,7 +441,7 @@ class ClusterApi:
             left = began + _PATIENCE - time.monotonic()
             if left < pause:
                 raise error
-            failed(error)
+            failed()
             self._wait_for_retry(pause, time.monotonic() - began, error)
             attempt += 1
 

@@ -50,9 +50,8 @@ class PodWatch:
         self._api = api
         self._closed = threading.Event()
         self._started = False
-        self._views: dict[
-            str, dict[str, PodView]
-        ] = {}  # those that explain the end of a job, by its hash and their names
+        # Pods that explain the end of a job, by its hash and their names.
+        self._views: dict[str, dict[str, PodView]] = {}
         self._stuck: dict[str, dict[str, PodView]] = {}  # those that have not started because of their images
 
     def start(self, labels: Mapping[str, str]) -> None:

@@ -291,9 +291,8 @@ class JobStore:
         states = {job: describe_job(objects) for job, objects in found.items()}
         queued = [job for job, state in states.items() if state.state is EngineState.QUEUED]
         lost = [job for job in found if disruption_unknown(found[job])]
-        waiting = [
-            job for job, one in states.items() if one.state is EngineState.RUNNING and one.nodes > len(found[job].pods)
-        ]
+        running = {job: one for job, one in states.items() if one.state is EngineState.RUNNING}
+        waiting = [job for job, one in running.items() if one.nodes > len(found[job].pods)]
         events = self._list_if_allowed("Event", fields="type=Warning") if queued or lost or waiting else []
         kueue = self._list_if_allowed("Workload") if queued else []
         if lost:  # a preemption is no warning

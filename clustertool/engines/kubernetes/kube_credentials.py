@@ -90,9 +90,8 @@ class KubeCredentials:
     def _read_service_account(self) -> None:
         """Read the service account of the pod in which this program runs into this object. Raises ConfigError."""
         try:
-            InClusterConfigLoader(token_filename=str(_POD / "token"), cert_filename=str(_POD / "ca.crt")).load_and_set(
-                self.configuration
-            )
+            loader = InClusterConfigLoader(token_filename=str(_POD / "token"), cert_filename=str(_POD / "ca.crt"))
+            loader.load_and_set(self.configuration)
             self.namespace = (_POD / "namespace").read_text("utf-8").strip()
         except (ConfigException, OSError) as error:
             raise ConfigError(f"the service account of this pod cannot be used: {error}", _FIX) from None

@@ -135,9 +135,8 @@ def check_pull_secrets(api: ClusterApi, job: KubernetesSettings) -> Iterator[Fin
         found = api.get("Secret", name)
         if found is None:
             what = f"the pull secret {name} is not in the namespace {api.namespace}"
-            yield Finding(
-                0, _COLUMN, "error", what, f"kubectl create secret docker-registry {name} --docker-server=..."
-            )
+            fix = f"kubectl create secret docker-registry {name} --docker-server=..."
+            yield Finding(0, _COLUMN, "error", what, fix)
         elif found.get("type") not in ("kubernetes.io/dockerconfigjson", "kubernetes.io/dockercfg"):
             what = f"the secret {name} has no credentials of a registry"
             yield Finding(0, _COLUMN, "error", what, "its type is kubernetes.io/dockerconfigjson")

@@ -98,9 +98,8 @@ class KubernetesEngine(Engine):
             self._watch.start(self.store.owner)
         while True:
             fleet = self._open_once(lag, job, newest)
-            failed = [
-                host.host for host in fleet.cluster.hosts if isinstance(fleet.failed.get(host.index), PreflightError)
-            ]
+            bad = {node for node, error in fleet.failed.items() if isinstance(error, PreflightError)}
+            failed = [host.host for host in fleet.cluster.hosts if host.index in bad]
             if not self._wait_for_an_end([pod for pod in failed if pod not in self._ended.failed]):
                 return fleet
 
@@ -439,6 +438,5 @@ class PodLink:
 def _no_records(node: str) -> NotFound:
     """Create the error for a pod that was deleted, and its records with it."""
     why = "Kubernetes deletes the pods that still run when another one has failed"
-    return NotFound(
-        "its pod was deleted, and its records with it", f"{why}: {PROGRAM} run --log-dir DIR keeps the logs", node
-    )
+    fix = f"{why}: {PROGRAM} run --log-dir DIR keeps the logs"
+    return NotFound("its pod was deleted, and its records with it", fix, node)

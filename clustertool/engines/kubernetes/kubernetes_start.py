@@ -94,10 +94,8 @@ class KubernetesStart(Starter):
         """Plan the job for the pods that will be created, without containers: in a pod a rank needs no further one."""
         request = self._request
         assert request.spec is not None
-        cluster, spec = (
-            replace(request.cluster, container=NO_CONTAINER),
-            replace(request.spec, container=NO_CONTAINER),
-        )
+        cluster = replace(request.cluster, container=NO_CONTAINER)
+        spec = replace(request.spec, container=NO_CONTAINER)
         return expected_plan(replace(request, cluster=cluster, spec=spec), made.nodes, made.identity)
 
     def _make_manifests(self, job: str) -> JobManifests:
@@ -110,9 +108,8 @@ class KubernetesStart(Starter):
         refuse_options(request)
         self._settings = settings_of(request)
         if self._settings.workspace and wish.folder:
-            self._engine.caller.remark(
-                f"the workspace is {self._settings.workspace}: of {wish.folder} only job.toml is read"
-            )
+            remark = f"the workspace is {self._settings.workspace}: of {wish.folder} only job.toml is read"
+            self._engine.caller.remark(remark)
         if request.spec is None:  # --job-workspace: a job.toml in the pods cannot be read from here
             request.spec = with_usual_command(read_job(request.cluster, {}, request.options))
         refuse_lease(request.spec, "give --timeout")
@@ -152,9 +149,8 @@ class KubernetesStart(Starter):
         )
         text = head + as_yaml(objects.workload, *service)
         if wish.secrets_place is None:
-            return Exported(
-                (apply,), text, f"its pods wait for the Secret {objects.secret_name}: see the head of the file"
-            )
+            note = f"its pods wait for the Secret {objects.secret_name}: see the head of the file"
+            return Exported((apply,), text, note)
         note = f"{wish.secrets_place} has the key and the secrets of the job: {_PRIVATE}"
         both = (apply, f"kubectl apply -f {wish.secrets_place.name}")
         return Exported(both, text, note, as_yaml(secret(made.order, _bundle_in_secret(made))))

@@ -139,9 +139,8 @@ class SlurmStart(Starter):
         Raises UsageError, DataError. The number of nodes of an elastic job is its maximum.
         """
         request = self._request
-        found = read_settings(
-            request.cluster.settings, request.table, queued_request.typed_settings(request), request.cluster.where
-        )
+        typed = queued_request.typed_settings(request)
+        found = read_settings(request.cluster.settings, request.table, typed, request.cluster.where)
         return replace(found, nodes=self._elastic.maximum) if self._elastic.present else found
 
     @property
@@ -194,9 +193,8 @@ class SlurmStart(Starter):
         spec = request.spec
         assert spec is not None
         slurm, order = engine.slurm, self._submit_order()
-        nodes = (
-            f"elastic, {spec.elastic.text} nodes" if spec.elastic.present else count(self._settings.node_count, "node")
-        )
+        elastic = spec.elastic
+        nodes = f"elastic, {elastic.text} nodes" if elastic.present else count(self._settings.node_count, "node")
         engine.caller.note(f"job {job}: {spec.mode}, {nodes} of Slurm, from {slurm.name}")
         release = self._dispatch()
         engine.caller.starting(job)
@@ -383,16 +381,14 @@ class SlurmStart(Starter):
             what = f"the workspace has {human_bytes(workspace.size)}, and a bundle at most {most}"
             raise UsageError(what, f"{PROGRAM} run sends it")
         typed = self._request.wish
-        self._identity = identity(
-            typed.job_id or job_id(), typed.job_id, typed.name or typed.job_id, self._request.origin
-        )
+        name = typed.name or typed.job_id
+        self._identity = identity(typed.job_id or job_id(), typed.job_id, name, self._request.origin)
         cluster, made = self._request.cluster, self._identity
         least = self._elastic.minimum
         order = SubmitOrder(made.job_id, ".", BUNDLE, cluster.python, made.name, cluster.root_dir, least)
         place.mkdir(mode=0o700)
-        join_bundle.write(
-            place / BUNDLE, self._build_join_file(OwnSettings(), workspace.files, workspace.release), workspace
-        )
+        file = self._build_join_file(OwnSettings(), workspace.files, workspace.release)
+        join_bundle.write(place / BUNDLE, file, workspace)
         (place / SCRIPT).write_text(submit_script.script(self._settings, order), "utf-8")
         return Exported((f"sbatch {SCRIPT}",), note=_EXPORTED)
 

@@ -69,9 +69,8 @@ class OneCommand:
         if answer["starter"]:
             where = self._names.get(answer["starter"], "another node")
             job = answer["job"]
-            what = f"the same command was typed on {where}" + (
-                f", and its job {job} runs" if job else ", and starts the job"
-            )
+            state = f"its job {job} runs" if job else "starts the job"
+            what = f"the same command was typed on {where}, and {state}"
             attach = f"{PROGRAM} attach --job {job} shows it; " if job else ""
             hosts = self._request.cluster.hosts
             first = hosts[0].address or hosts[0].host

@@ -184,9 +184,8 @@ class SshStart(Starter):
         Raises if fewer than the minimum are left.
         """
         elastic = self._elastic
-        return self._keep_hosts(
-            examined.leave_out_bad(self._engine.caller, least=elastic.minimum, first=elastic.coordinator)
-        )
+        left = examined.leave_out_bad(self._engine.caller, least=elastic.minimum, first=elastic.coordinator)
+        return self._keep_hosts(left)
 
     def _keep_hosts(self, examined: Examined) -> Examined:
         """Reduce the cluster of request and fleet to the hosts of `examined`, with their numbers, and return `examined`."""

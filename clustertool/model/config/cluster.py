@@ -161,9 +161,8 @@ class Cluster:
     job_python: str = ""  # set only by clusterrun on this machine: what python3 is for its jobs, and why
     shell_devices: str = ""  # set only by clusterrun: the variable of the shell that names the devices of all hosts
     where: str = ""  # the conf.py that was read, or a description of its replacement
-    settings: Mapping[str, object] = field(
-        default_factory=dict, repr=False, hash=False
-    )  # of the engine, which checks them
+    # of the engine, which checks them:
+    settings: Mapping[str, object] = field(default_factory=dict, repr=False, hash=False)
 
     def python_of(self, host: Host) -> str:
         """Return the Python for the tool's own processes on a host: that of its entry, else PYTHON."""

@@ -65,9 +65,8 @@ def refuse_launcher(settings: ContainerSettings, mode: str) -> None:
     """Raise ConfigError for mode mpi with a container."""
     if settings and mode == "mpi":
         what = f"mode mpi in a container is not possible ({settings.image}): mpirun starts its ranks on the nodes themselves"
-        raise ConfigError(
-            what, 'take another mode, or no container: image = "" in [container] of job.toml, or --image ""'
-        )
+        fix = 'take another mode, or no container: image = "" in [container] of job.toml, or --image ""'
+        raise ConfigError(what, fix)
 
 
 def _require_consistent(settings: ContainerSettings, error: Type[ClustertoolError], where: str) -> ContainerSettings:
@@ -93,11 +92,10 @@ def _read_image(value: object) -> str:
 
 def _read_texts(value: object) -> Tuple[str, ...]:
     """Read a list of strings, each on one line. Raises ValueError, which states what is right."""
-    if not isinstance(value, (list, tuple)) or not all(
-        isinstance(text, str) and text and "\0" not in text and "\n" not in text for text in value
-    ):
+    texts = value if isinstance(value, (list, tuple)) else [None]
+    if not all(isinstance(text, str) and text and "\0" not in text and "\n" not in text for text in texts):
         raise ValueError('a list of strings: ["--shm-size=8g"]')
-    return tuple(value)
+    return tuple(texts)
 
 
 def _read_volumes(value: object) -> Tuple[str, ...]:

@@ -243,9 +243,8 @@ def _read_server(cluster: Cluster, texts: Sequence[str], where: str, error: Type
         port = whole(match["port"] or _USUAL_PORT, 1, HIGHEST_PORT) if match else None
         if match is not None and match["password"]:
             what = f"{where} has the password of {match['user']}, which any user could read there"
-            raise error(
-                what, f'leave it out: https://{match["user"]}@{match["host"]}; SECRETS = ["{PASSWORD}"] in conf.py'
-            )
+            fix = f'leave it out: https://{match["user"]}@{match["host"]}; SECRETS = ["{PASSWORD}"] in conf.py'
+            raise error(what, fix)
         if match is None or port is None:
             raise error(f"{where} {re.sub('//[^@]*@', '//***@', text)!r} is no URL of an etcd server", _SERVER)
         if match["user"]:

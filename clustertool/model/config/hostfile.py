@@ -88,9 +88,8 @@ def choose(hosts: Sequence[Host], only: Sequence[str], skip: Sequence[str]) -> T
         kept = [_select_slots(host, wanted[host.name], keep=True) for host in kept if host.name in wanted]
     if skip:
         unwanted = _slots_by_host(hosts, skip)
-        kept = [
-            _select_slots(h, unwanted.get(h.name, ()), keep=False) for h in kept if unwanted.get(h.name, ()) is not None
-        ]
+        rest = [host for host in kept if unwanted.get(host.name, ()) is not None]
+        kept = [_select_slots(host, unwanted.get(host.name, ()), keep=False) for host in rest]
     kept = [host for host in kept if host.nproc != 0]
     if not kept:
         raise UsageError("--only and --skip leave no host", "relax --only or --skip")
@@ -125,9 +124,8 @@ def hosts_of(listed: Sequence[Listed], option: str) -> Tuple[Host, ...]:
     try:
         return read_hosts(list(listed), option)
     except ConfigError as error:
-        raise UsageError(
-            error.what, f'write "[user@]host[:port]", with commas between them: {option} host1,host2'
-        ) from None
+        fix = f'write "[user@]host[:port]", with commas between them: {option} host1,host2'
+        raise UsageError(error.what, fix) from None
 
 
 def share_out(hosts: Sequence[Host], total: int) -> Tuple[Host, ...]:

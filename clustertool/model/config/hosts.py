@@ -291,9 +291,8 @@ def _expand_numbers(text: str, pattern: str) -> List[str]:
     for part in text.split(","):
         match = re.fullmatch(r"(\d+)(?:-(\d+)(?:/(\d+))?)?", part)
         if not match:
-            raise ConfigError(
-                f"{pattern!r}: {part!r} is no range", 'write "node[1-40]", "node[1-3,7]" or "node[0-8/2]"'
-            )
+            fix = 'write "node[1-40]", "node[1-3,7]" or "node[0-8/2]"'
+            raise ConfigError(f"{pattern!r}: {part!r} is no range", fix)
         low, high = match.group(1), match.group(2) or match.group(1)
         if int(high) < int(low) or int(high) - int(low) > _MOST:
             raise ConfigError(f"{pattern!r}: the range {part!r} runs backwards or is too long", 'write "node[1-40]"')

@@ -109,9 +109,8 @@ def _read_role(toml: Toml, name: str) -> Role:
 def _read_mpi_options(value: object) -> Tuple[str, ...]:
     """Read the options of mpirun in [mpi]. Raises DataError, also for one that the tool sets itself."""
     if not isinstance(value, list) or not all(map(_is_text, value)):
-        raise DataError(
-            f"job.toml: [mpi] options = {value!r} is not a list of strings", 'options = ["--bind-to", "core"]'
-        )
+        what = f"job.toml: [mpi] options = {value!r} is not a list of strings"
+        raise DataError(what, 'options = ["--bind-to", "core"]')
     wrong = refused_option(value)
     if wrong:
         raise DataError(f"job.toml: [mpi] options has {wrong}", "leave it out")

@@ -120,9 +120,7 @@ _PREFIXES = tuple(
     "_CONTAINERS".split()
 )
 # The client's processes must not be taken for the rank: CLUSTERTOOL_ROLE names that.
-_NAMES = frozenset(
-    "BASH_ENV CLUSTERTOOL_ROLE ENV HOME HOSTNAME LOGNAME PATH SHELL TEMP TMP TMPDIR USER container".split()
-)
+_NAMES = "BASH_ENV CLUSTERTOOL_ROLE ENV HOME HOSTNAME LOGNAME PATH SHELL TEMP TMP TMPDIR USER container".split()
 # The program of the container. It runs in the shell of the image, in bash where the image has one and there is a prelude.
 # The file CLUSTERTOOL_MAIN exists and has some bytes: they can be replaced on a full disk.
 _SCRIPT = """\
@@ -250,9 +248,8 @@ def command(
     Where a scheduler signals all processes (in_step), a shell starts podman's container in the background, and waits for it.
     """
     runtime = container["runtime"]
-    options = (
-        device_options(runtime, spec["device_kind"], around.present, container["options"]) if process["devices"] else []
-    )
+    kind, given = spec["device_kind"], container["options"]
+    options = device_options(runtime, kind, around.present, given) if process["devices"] else []
     mounts = list(dict.fromkeys(filter(None, (spec["job_dir"], spec["work_dir"], around.home))))
     argv = [str(argument) for argument in process["argv"]]
     if runtime == APPTAINER:
@@ -401,9 +398,8 @@ def passed(
 
     variables: those of the rank, by their own names. Those that the client itself obeys have another name on the way.
     """
-    on_way = {
-        name: _RENAMED + name for name in sorted(variables) if name in _NAMES or name.upper().startswith(_PREFIXES)
-    }
+    renamed = [name for name in sorted(variables) if name in _NAMES or name.upper().startswith(_PREFIXES)]
+    on_way = {name: _RENAMED + name for name in renamed}
     on_way.update({name: _RENAMED + name for name in variables if name.lower().endswith("_proxy")})
     paths = JobPaths.at(spec["job_dir"])
     memory = around.limits.get(_MEMORY, (-1, -1))[0]

@@ -112,9 +112,8 @@ def _read_podman(found: Mapping[str, object], user: str) -> Runtime:
         return Runtime("", problem=f"{user} has no range of uids in /etc/subuid, which podman needs", fix=fix)
     named, cgroup = version.get("Version") or "?", str(host.get("cgroupVersion", ""))
     # Without root it can set limits only where systemd delegates them.
-    delegated = (
-        cgroup == "v2" and host.get("cgroupManager") == "systemd" and "pids" in _list(host.get("cgroupControllers"))
-    )
+    controllers = _list(host.get("cgroupControllers"))
+    delegated = cgroup == "v2" and host.get("cgroupManager") == "systemd" and "pids" in controllers
     limit = not rootless or delegated
     return Runtime(str(named), rootless, cgroup, str(store.get("graphRoot", "")), process_limit=limit)
 

@@ -29,9 +29,7 @@ from clustertool.model.job.rank_places import MOST, unpack
 from clustertool.model.job.state_names import OUTCOMES, JobState, NodeCause, NodeState, RankState
 from clustertool.model.shape import read
 
-_OF_THE_COORDINATOR = frozenset(
-    {"phase", "lost", "absent", "restart", "verdict", "epoch", "left-out", "standby", "standby-left", "below-minimum"}
-)
+_OF_THE_COORDINATOR = "phase lost absent restart verdict epoch left-out standby standby-left below-minimum".split()
 _OF_A_RANK = frozenset({"started", "listening", "elsewhere", "exited", "frozen", "thawed"})
 
 

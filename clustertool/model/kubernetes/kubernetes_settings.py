@@ -201,9 +201,8 @@ def _of_container(value: object, path: str) -> Manifest:
         found[kind] = read_amounts(found[kind], _field_path(path, kind))
     for name, amount in found.get("requests", {}).items():  # an extended resource needs both, and the same
         if "/" in name and found.setdefault("limits", {}).setdefault(name, amount) != amount:
-            raise NotRight(
-                f"{amount!r}, as in requests: {name} cannot be shared", _field_path(_field_path(path, "limits"), name)
-            )
+            limit = _field_path(_field_path(path, "limits"), name)
+            raise NotRight(f"{amount!r}, as in requests: {name} cannot be shared", limit)
     return found
 
 

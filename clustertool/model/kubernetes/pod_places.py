@@ -52,9 +52,8 @@ def node_roles(nodes: Nodes, split: bool) -> Tuple[str, ...]:
 
 def pod_hosts(dialect: str, name: str, nodes: Nodes) -> Tuple[str, ...]:
     """List the host name of each node's pod; if a controller adds characters to the pod's name, its beginning."""
-    return tuple(
-        _host(dialect, name, group.role, index) for group in groups(dialect, nodes) for index in range(group.size)
-    )
+    found = groups(dialect, nodes)
+    return tuple(_host(dialect, name, group.role, index) for group in found for index in range(group.size))
 
 
 def coordinator_host(dialect: str, name: str, nodes: Nodes) -> str:

@@ -168,9 +168,8 @@ def stated_events(job: str, node: int, stated: Stated, ranks: Mapping[str, Tuple
     """
     about, end, t = stated.about, stated.end, stated.about.created
     known = {"created": t, "command": about.command, "mode": about.mode, "job_name": about.name, "asked": about.asked}
-    events: List[Dict[str, object]] = [
-        {"type": "job", "t": t, "format": formats.FORMAT, "id": job, "node": node, **known}
-    ]
+    begin = {"type": "job", "t": t, "format": formats.FORMAT, "id": job, "node": node, **known}
+    events: List[Dict[str, object]] = [begin]
     for log, (role, rank, attempt) in ranks.items():
         found = {"role": role, "rank": rank, "attempt": attempt, "log": log}
         events.append({"type": "started", "t": t, "pid": 0, "start": 0, **found})

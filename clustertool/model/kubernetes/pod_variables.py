@@ -12,9 +12,8 @@ FIRST_NODE = "CLUSTERTOOL_FIRST_NODE"  # the number of the first node of the pod
 POD_IP = "POD_IP"  # the manifest (downward API) or the operator sets it
 INDEX = "JOB_COMPLETION_INDEX"  # of a pod in its Indexed Job, and in a Job of a JobSet (Job, spec.completionMode)
 _OPERATOR_INDEX = "PADDLE_TRAINER_ID"  # of a pod in its role of a PaddleJob, for pservers as well
-_OPERATOR_HOSTS = (
-    "PADDLE_TRAINERS"  # the worker pods of a PaddleJob, comma-separated: addresses or names (spec.intranet)
-)
+# The worker pods of a PaddleJob, comma-separated: addresses or names (spec.intranet).
+_OPERATOR_HOSTS = "PADDLE_TRAINERS"
 _MOST = 99999
 _FIX = "start the bundle by a manifest of clustertool: export --engine kubernetes writes one"
 

@@ -154,15 +154,13 @@ def _paddlejob_of(
 ) -> Manifest:
     """Build a PaddleJob with these templates of pods. By default its pods stay when it is over: their logs have the records."""
     own = settings.paddlejob
-    spec: Manifest = {
-        "cleanPodPolicy": own.get("clean_pod_policy", "Never"),
-        "intranet": own.get("intranet", "PodIP"),
-    }
+    policy, intranet = own.get("clean_pod_policy", "Never"), own.get("intranet", "PodIP")
+    spec: Manifest = {"cleanPodPolicy": policy, "intranet": intranet}
     if "with_gloo" in own:
         spec["withGloo"] = own["with_gloo"]
-    policy = {"queue": settings.queue, "priorityClass": settings.priority_class if settings.queue else ""}
     if settings.queue:  # of Volcano: Kueue does not know this kind
-        spec["schedulingPolicy"] = {name: value for name, value in policy.items() if value}
+        priority = {"priorityClass": settings.priority_class} if settings.priority_class else {}
+        spec["schedulingPolicy"] = {"queue": settings.queue, **priority}
     for group in groups(PADDLEJOB, settings.nodes):
         spec[PADDLE_ROLES[group.role]] = {"replicas": group.size, "template": template(group)}
     return {**_workload_head(settings, order, "batch.paddlepaddle.org/v1", "PaddleJob"), "spec": spec}
@@ -248,9 +246,8 @@ def pod_template(settings: KubernetesSettings, order: WorkloadOrder, group: Role
     spec = {"subdomain": order.name, **_pod_spec(settings, order)}
     if settings.dialect == PADDLEJOB:
         spec.pop("subdomain")  # its operator gives pods no host name
-    return _merged_template(
-        settings, order, {FIRST_LABEL: str(group.first)}, {**spec, "containers": [container], "volumes": volumes}
-    )
+    spec = {**spec, "containers": [container], "volumes": volumes}
+    return _merged_template(settings, order, {FIRST_LABEL: str(group.first)}, spec)
 
 
 def native_template(settings: KubernetesSettings, order: WorkloadOrder, role: str, command: List[str]) -> Manifest:
@@ -265,9 +262,8 @@ def native_template(settings: KubernetesSettings, order: WorkloadOrder, role: st
     folder = workspace_folder(settings, order)
     if folder:
         container["workingDir"] = folder
-    return _merged_template(
-        settings, order, {}, {**_pod_spec(settings, order), "containers": [container], "volumes": volumes}
-    )
+    spec = {**_pod_spec(settings, order), "containers": [container], "volumes": volumes}
+    return _merged_template(settings, order, {}, spec)
 
 
 def container_and_volumes(

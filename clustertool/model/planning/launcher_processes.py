@@ -37,9 +37,8 @@ def launchers(table: Table) -> Dict[int, List[Launcher]]:
     root = table.facts[0].user == "root"
     argv = launch_command.mpirun(implementation, nodes, table.addresses[0], table.job.mpi.options, root)
     seat = Seat(MPIRUN, 0, 0, 0, 0, (), 0)
-    found = {
-        0: [Launcher(seat, argv, {**process_variables(table, seat), **launch_command.own_environment(implementation)})]
-    }
+    variables = {**process_variables(table, seat), **launch_command.own_environment(implementation)}
+    found = {0: [Launcher(seat, argv, variables)]}
     machines = Counter(table.facts[node].machine for node in dict.fromkeys(nodes))
     ranks = Counter(table.facts[node].machine for node in nodes)
     for node in sorted(set(nodes)):

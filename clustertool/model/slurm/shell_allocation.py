@@ -83,9 +83,8 @@ def shell_allocation(environ: Mapping[str, str]) -> Optional[ShellAllocation]:
         return None
     counts = re.findall(r"(?:^|,)([0-9]{1,6})(?=[(,]|$)", environ.get("SLURM_JOB_CPUS_PER_NODE", ""))  # "4(x2),2"
     gpus = environ.get("SLURM_GPUS_PER_NODE", "")
-    return ShellAllocation(
-        job, 0, min(map(int, counts), default=0), gpus, in_step(environ), "SLURM_HET_SIZE" in environ
-    )
+    cpus = min(map(int, counts), default=0)
+    return ShellAllocation(job, 0, cpus, gpus, in_step(environ), "SLURM_HET_SIZE" in environ)
 
 
 def ignored_keys(settings: SlurmSettings) -> Tuple[str, ...]:

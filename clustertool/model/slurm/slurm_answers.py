@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, replace
-from typing import Dict, FrozenSet, List, Mapping, NamedTuple, Optional, Tuple
+from typing import Dict, List, Mapping, NamedTuple, Optional, Tuple
 
 from clustertool.errors import DataError
 from clustertool.model.config.hosts import expand
@@ -25,9 +25,7 @@ TIME_FORMAT = {"SLURM_TIME_FORMAT": "%s"}
 
 PENDING, RUNNING, COMPLETING = "PENDING", "RUNNING", "COMPLETING"
 # The states of jobs of which no process runs any more.
-ENDED: FrozenSet[str] = frozenset(
-    "BOOT_FAIL CANCELLED COMPLETED DEADLINE FAILED NODE_FAIL OUT_OF_MEMORY PREEMPTED REVOKED TIMEOUT".split()
-)
+ENDED = "BOOT_FAIL CANCELLED COMPLETED DEADLINE FAILED NODE_FAIL OUT_OF_MEMORY PREEMPTED REVOKED TIMEOUT".split()
 _EMPTY = ("(null)", "None", "N/A", "Unknown")
 
 

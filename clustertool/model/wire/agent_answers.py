@@ -69,9 +69,8 @@ class JobSummary(_SummaryDetails):
 class _Orphans(Answer, total=False):
     """What LIST_JOBS finds besides the jobs of this ROOT_DIR."""
 
-    orphans: fields.Few[
-        Tuple[fields.Label, int]
-    ]  # below another ROOT_DIR: the directory of the job, and how many processes
+    # below another ROOT_DIR: the directory of the job, and how many processes
+    orphans: fields.Few[Tuple[fields.Label, int]]
 
 
 class JobsAnswer(_Orphans):

@@ -64,9 +64,8 @@ class JobHeader(_JobId, total=False):
     asked: fields.Label  # by --job-id; the id has a number after it where it was taken
     job_name: fields.Label
     workspace: fields.Label  # where its files come from: a folder of the laptop, or of the nodes (--job-workspace)
-    starter: (
-        fields.Label
-    )  # the machine of the list of nodes on which the command was typed, and a digest of the command
+    # the machine of the list of nodes on which the command was typed, and a digest of the command
+    starter: fields.Label
     same_command: fields.Label
     mode: fields.Label
     command: str

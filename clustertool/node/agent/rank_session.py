@@ -175,9 +175,8 @@ def _hang_up(child: subprocess.Popen[bytes], session: str) -> None:
     Those in a container outlive the client of the runtime, which is `child`.
     """
     for number in (signal.SIGHUP if os.isatty(0) else signal.SIGTERM, signal.SIGKILL):
-        found = [
-            pid for pid in processes.pids() if processes.environment(pid).get(_SESSION.encode()) == session.encode()
-        ]
+        name, wanted = _SESSION.encode(), session.encode()
+        found = [pid for pid in processes.pids() if processes.environment(pid).get(name) == wanted]
         for one in filter(None, map(processes.identify, found)):
             processes.signal_one(one, number)
         with contextlib.suppress(subprocess.TimeoutExpired):

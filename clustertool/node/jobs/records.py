@@ -61,9 +61,8 @@ class Record(JobProcesses):
         """
         paths = JobPaths(base, job)
         trouble = None
-        header: Mapping[str, object] = (
-            _first_event(paths) or _planned_header(paths) or ledger.read(paths).get("header", {})
-        )
+        header: Mapping[str, object] = _first_event(paths) or _planned_header(paths)
+        header = header or ledger.read(paths).get("header", {})
         if "lead" in header:  # of an elastic job: a later epoch may have other nodes
             header = ledger.read(paths).get("header") or header
         try:

@@ -66,9 +66,8 @@ def _read_span(record: Record, device: int) -> WriteSpan:
     Where the job's records are on the same file system, their times have the same clock as the files of the folder, also if
     that is the clock of a file server.
     """
-    made = [
-        time for time in (_change_time(record.paths.of(OURS, name), device) for name in (MARKER, "spec.json")) if time
-    ]
+    times = [_change_time(record.paths.of(OURS, name), device) for name in (MARKER, "spec.json")]
+    made = [time for time in times if time]
     own = record.last()
     if own.ended is None and not own.clean and (record.supervised(own) or record.unknown()):
         end = None

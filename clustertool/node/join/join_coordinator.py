@@ -329,9 +329,8 @@ class JoinCoordinator:
                 return decisions.Planned(later=True)
             return self._with_workspace()
         except ClustertoolError as error:
-            return decisions.Planned(
-                error, failures=self._errors_by_connection(error, [host.name for host in cluster.hosts])
-            )
+            names = [host.name for host in cluster.hosts]
+            return decisions.Planned(error, failures=self._errors_by_connection(error, names))
         except _MALFORMED as error:
             what = f"the facts of {'this machine' if name else 'the machines'} are not valid: {error!r:.200}"
             return decisions.Planned(PreflightError(what, "install the same version on all machines", name))

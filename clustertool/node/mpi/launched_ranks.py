@@ -42,9 +42,8 @@ class LaunchedRanks:
         # By the names in mpirun's hostfile, which are those of positions in the plan: as the ranks of daemons. Only the
         # coordinator's node knows all of them.
         places = spec["shape"]["place"] if "shape" in spec else []
-        self._daemons: Dict[str, Key] = {
-            daemon_launch.host_name(rank): (role, rank) for role, rank, _ in places if role == MPI_DAEMON
-        }
+        daemons = [(role, rank) for role, rank, _ in places if role == MPI_DAEMON]
+        self._daemons: Dict[str, Key] = {daemon_launch.host_name(key[1]): key for key in daemons}
 
     def prepare(self, job: int, bundle: bytes) -> None:
         """Make the job's private folders, and write the scripts that mpirun calls. bundle: see launcher_scripts.

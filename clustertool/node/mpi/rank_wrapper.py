@@ -48,9 +48,8 @@ def main(job_dir: str, arguments: Sequence[str]) -> None:
     try:
         rank = rank_variables(os.environ).rank
         wake, _other_end = _watch_signals()
-        found = cast(
-            "RankEnvironment", _ask_supervisor(paths, {"type": "rank-environment", "role": _ROLE, "rank": rank})
-        )
+        answer = _ask_supervisor(paths, {"type": "rank-environment", "role": _ROLE, "rank": rank})
+        found = cast("RankEnvironment", answer)
         pid, go = _fork_rank(found)
         _ask_supervisor(paths, {"type": "rank-started", "role": _ROLE, "rank": rank, "pid": pid})
         with supervisor_client.open_request(paths, {"type": "rank-end", "role": _ROLE, "rank": rank}) as sock:

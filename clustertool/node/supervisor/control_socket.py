@@ -352,9 +352,8 @@ class LauncherRequests:
 
     def has_ended(self, rank: LocalRank) -> bool:
         """Check whether mpirun has ended a rank: its wrapper got the signal as well, or is gone."""
-        return self._ranks.launched.ended_by_launcher(
-            rank.key, self._control.has_waiting_client(("rank-end", *rank.key))
-        )
+        waits = self._control.has_waiting_client(("rank-end", *rank.key))
+        return self._ranks.launched.ended_by_launcher(rank.key, waits)
 
     def helpers(self) -> FrozenSet[int]:
         """Return the pids of mpirun, its daemons and their descendants on this node, and of the waiting wrappers and agents.

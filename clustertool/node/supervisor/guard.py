@@ -279,6 +279,5 @@ def _report_loss(why: str, supervisor: Process, spec: Spec) -> None:
     if spec["node"] != spec["lead"]["node"]:
         with contextlib.suppress(OSError, ValueError, MemoryError):
             boot, me = processes.boot_id(), processes.identify(os.getpid()) or Process(os.getpid(), 0)
-            coordinator_link.report_death(
-                spec, Incarnation(boot, *me), Incarnation(boot, *supervisor), why, _REPORT_TIME
-            )
+            ended = Incarnation(boot, *supervisor)
+            coordinator_link.report_death(spec, Incarnation(boot, *me), ended, why, _REPORT_TIME)

@@ -408,9 +408,7 @@ class RankTable:
 
     def waiting_clients(self) -> FrozenSet[int]:
         """Return the pids of the shells that wait for containers of running ranks."""
-        return frozenset(
-            pid for pid, rank in self.running.items() if rank.container is not None and rank.container.waits
-        )
+        return frozenset(pid for pid, rank in self.running.items() if rank.container and rank.container.waits)
 
     def pass_on(self, numbers: Sequence[int]) -> None:
         """Send each of these signals to the program of each running rank."""

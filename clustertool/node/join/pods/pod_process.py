@@ -199,9 +199,8 @@ class PodProcess:
                 return  # stdout is not read, so a last line would not be read either
         self._wait_for_fetch(signals)
         paths = self._paths
-        write_line(
-            pod_record.encode(end, read_records(paths), sizes_of_logs(paths)) if paths else pod_record.encode(end, {})
-        )
+        sizes = sizes_of_logs(paths) if paths else ()
+        write_line(pod_record.encode(end, read_records(paths) if paths else {}, sizes))
 
     def _verdict(self, code: int) -> PodEnd:
         """Build the end of this node: from reported errors and the exit code, else the reported outcome, else LOST."""

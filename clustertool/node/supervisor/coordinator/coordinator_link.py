@@ -334,25 +334,21 @@ class CoordinatorClient(CoordinatorLink):
             if not lease.ended:
                 return None
             brief = f"the lease of {name} has ended"
-            if lease.lacks_store:
-                reason = f"{brief}: it did not reach the store of the job"
-                return Outcome(JobState.NEXT_EPOCH, 75, "tool", reason, node=coordinator["node"], brief=brief)
             where = describe_coordinator(coordinator["name"], coordinator["endpoint"])
-            reason = f"{brief}: {where} has acknowledged nothing for {lease.seconds:g} s"
+            why = f"{where} has acknowledged nothing for {lease.seconds:g} s"
+            reason = f"{brief}: it did not reach the store of the job" if lease.lacks_store else f"{brief}: {why}"
             return Outcome(JobState.NEXT_EPOCH, 75, "tool", reason, node=coordinator["node"], brief=brief)
         if self._clock.now - self._received_at <= timeout:
             return None
         if self.joined:
             brief = f"node {coordinator['name']} is lost"
-            reason = (
-                f"{brief}: it coordinates the job, and {name} has received nothing from it for {self._loss_timeout:g} s"
-            )
+            why = f"it coordinates the job, and {name} has received nothing from it for {self._loss_timeout:g} s"
         else:
             errno_name, text = self._failure_cause()
             brief = f"{name} cannot connect to {describe_coordinator(coordinator['name'], coordinator['endpoint'])}"
-            reason = f"{brief}: {text} ({errno_name})" if errno_name else f"{brief}: {text}"
+            why = f"{text} ({errno_name})" if errno_name else text
         state = JobState.LOST if lease is None else JobState.NEXT_EPOCH
-        return Outcome(state, 75, "tool", reason, node=coordinator["node"], brief=brief)
+        return Outcome(state, 75, "tool", f"{brief}: {why}", node=coordinator["node"], brief=brief)
 
     @property
     def silent(self) -> bool:

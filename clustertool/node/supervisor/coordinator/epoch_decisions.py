@@ -113,9 +113,8 @@ def decide(elastic: ElasticSpec, state: State, event: Event) -> Step:
     if isinstance(event, Returned):
         return job_decisions.with_release(*_on_returned(state, event))
     if isinstance(event, LeaseEnded):
-        return _end_epoch(
-            state, f"{state.shape.names[event.node]} coordinates the job, and its lease has ended: {event.why}"
-        )
+        why = f"{state.shape.names[event.node]} coordinates the job, and its lease has ended: {event.why}"
+        return _end_epoch(state, why)
     if isinstance(event, OnStandby):
         room = elastic["grow"] == "restart" and len(state.shape.nodes) < elastic["maximum"]
         return _end_epoch(state, f"{event.name} joins") if room and not _is_ending(state) else (state, ())
