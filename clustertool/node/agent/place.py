@@ -202,7 +202,6 @@ def is_placed_with(job_dir: str, token: str) -> bool:
     if known:
         return bool(known == token)
     with files.closing(files.open_job_dir(job_dir)) as job:
-        try:
+        with contextlib.suppress(OSError, ValueError, KeyError):
             return str(json.loads(files.read(job, f"{paths.OURS}/spec.json"))["token"]) == token
-        except (OSError, ValueError, KeyError):
-            return False
+        return False

@@ -85,10 +85,9 @@ class RankContainer:
 
     def _read(self) -> bytes:
         """Read the file that the wrapper writes; its first content if it cannot be read."""
-        try:
+        with contextlib.suppress(OSError):
             return files.read(self._job, self._file)
-        except OSError:
-            return _EMPTY
+        return _EMPTY
 
     @property
     def reached(self) -> bool:
@@ -140,9 +139,8 @@ def _is_below(pid: int) -> bool:
 
 def _peak_memory(pid: int) -> int:
     """Return the most bytes of memory that a process had so far, 0 if that is not known."""
-    with contextlib.suppress(OSError, ValueError, IndexError):
-        with open(f"/proc/{pid}/status", "rb") as file:
-            return next((int(line.split()[1]) << 10 for line in file if line.startswith(b"VmHWM:")), 0)
+    with contextlib.suppress(OSError, ValueError, IndexError), open(f"/proc/{pid}/status", "rb") as file:
+        return next((int(line.split()[1]) << 10 for line in file if line.startswith(b"VmHWM:")), 0)
     return 0
 
 

@@ -143,9 +143,8 @@ def _count_dcus(dev: str, system: str) -> int:
 
 def _properties(path: str) -> Dict[str, int]:
     """Read the lines "name number" of a file; {} if it cannot be read."""
-    with contextlib.suppress(OSError, ValueError):
-        with open(path, encoding="utf-8") as file:
-            return {name: int(value) for name, value in (line.split() for line in file)}
+    with contextlib.suppress(OSError, ValueError), open(path, encoding="utf-8") as file:
+        return {name: int(value) for name, value in (line.split() for line in file)}
     return {}
 
 

@@ -130,20 +130,18 @@ def _lock_machine(path: str) -> Tuple[int, str]:
 
 def _maker(path: str) -> str:
     """Name the user who owns a file, "of user anna", or "removed"."""
-    try:
+    with contextlib.suppress(OSError):
         return f"of user {users.name_of(os.lstat(path).st_uid)}"
-    except OSError:
-        return "removed"
+    return "removed"
 
 
 def _holder(file: os.stat_result) -> str:
     """Return ` by process 12 of user anna` for the process that has a file's flock, "" if the kernel does not show it."""
     wanted = f"{os.major(file.st_dev):02x}:{os.minor(file.st_dev):02x}:{file.st_ino}"
-    with contextlib.suppress(OSError, ValueError):
-        with open("/proc/locks") as locks:
-            for fields in map(str.split, locks):
-                if fields[1:2] == ["FLOCK"] and fields[5] == wanted:
-                    return f" by process {fields[4]} of user {users.name_of(os.stat(f'/proc/{fields[4]}').st_uid)}"
+    with contextlib.suppress(OSError, ValueError), open("/proc/locks") as locks:
+        for fields in map(str.split, locks):
+            if fields[1:2] == ["FLOCK"] and fields[5] == wanted:
+                return f" by process {fields[4]} of user {users.name_of(os.stat(f'/proc/{fields[4]}').st_uid)}"
     return ""
 
 

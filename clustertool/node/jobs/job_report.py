@@ -115,10 +115,9 @@ def _summarize_usage(record: Record, found: Sequence[ProcessStatus], points: int
 
 def _read_usage_lines(job: int) -> _Lines:
     """Read the lines of usage.jsonl; [] if the file cannot be read."""
-    try:
+    with contextlib.suppress(OSError):
         return list(usage.read_lines(files.read(job, f"{OURS}/usage.jsonl")))
-    except OSError:
-        return []
+    return []
 
 
 def _machine_curve(lines: _Lines, points: int) -> answers.MachineCurve:

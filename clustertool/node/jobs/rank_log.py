@@ -149,10 +149,9 @@ def _open_file(job: int, name: str, shown: bool) -> int:
     places = [name, JobPaths.written(name)] if shown else [JobPaths.written(name), name]
     if not shown and os.path.isdir(f"{files.path_of(job)}/{OURS}/log"):
         places.pop()
-    try:
+    with contextlib.suppress(FileNotFoundError):
         return files.open_read(job, places[0])
-    except FileNotFoundError:
-        return files.open_read(job, places[-1])
+    return files.open_read(job, places[-1])
 
 
 def end_of(job: int, log: str, most: int) -> Tuple[bytes, float]:

@@ -104,20 +104,18 @@ class Record(JobProcesses):
 
     def size(self) -> int:
         """Return the size of the file of events in bytes, 0 without one: if it is the same, no event was added."""
-        try:
+        with contextlib.suppress(OSError):
             return os.stat(self.paths.events).st_size
-        except OSError:
-            return 0
+        return 0
 
     def last(self) -> NodeRecord:
         """Fold only the last 4096 bytes of the events, which is cheap, if the end of the job is in them; else all events."""
-        with contextlib.suppress(OSError):
-            with open(files.open_file(self.paths.events), "rb") as file:
-                size = file.seek(0, os.SEEK_END)
-                file.seek(max(0, size - _TAIL))
-                found = record_of(read_events(file.read().split(b"\n")))
-                if found.ended is not None:
-                    return found
+        with contextlib.suppress(OSError), open(files.open_file(self.paths.events), "rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(0, size - _TAIL))
+            found = record_of(read_events(file.read().split(b"\n")))
+            if found.ended is not None:
+                return found
         return self.own()
 
     def supervised(self, own: Optional[NodeRecord] = None) -> bool:
@@ -309,10 +307,9 @@ def _remove_stale(record: Record) -> bool:
 
 def _first_event(paths: JobPaths) -> Mapping[str, object]:
     """Read the first event of a job, if it is of type "job"; else {}."""
-    with contextlib.suppress(OSError):
-        with open(files.open_file(paths.events), "rb") as file:
-            for event in read_events([file.readline()]):
-                return cast("Mapping[str, object]", event) if event["type"] == "job" else {}
+    with contextlib.suppress(OSError), open(files.open_file(paths.events), "rb") as file:
+        for event in read_events([file.readline()]):
+            return cast("Mapping[str, object]", event) if event["type"] == "job" else {}
     return {}
 
 

@@ -36,13 +36,12 @@ def order(
 
     A supervisor of the previous version has a fifo in the place of the socket, and sends no answer.
     """
-    try:
+    with contextlib.suppress(OSError, ClustertoolError):
         if stat.S_ISFIFO(os.lstat(paths.control).st_mode):
             return _write_fifo(paths.control, record_lines.control_line(request))
         answer = ask(paths, request, patience, responsive)
         return answer is not None and answer[0].get("type") == "accepted"
-    except (OSError, ClustertoolError):
-        return False
+    return False
 
 
 def _write_fifo(path: str, line: bytes) -> bool:

@@ -214,10 +214,9 @@ def endpoints(join: JoinFile) -> List[Endpoint]:
 
 def own_address(host: str) -> str:
     """Return the host's first address that is one of this machine, "" if none is, or the host is not known."""
-    try:
+    with contextlib.suppress(OSError, UnicodeError):
         return next((address for address in addresses(host) if listeners.own_address(address)), "")
-    except (OSError, UnicodeError):
-        return ""
+    return ""
 
 
 def is_loopback(address: str) -> bool:

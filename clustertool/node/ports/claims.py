@@ -163,7 +163,6 @@ def _has_no_caretaker(job: JobProcesses, own: CaretakerRecord) -> bool:
     known = [process for process in (job.process("supervisor", own), job.process("guard", own)) if process]
     if known:
         return not any(processes.alive(process) for process in known)
-    try:
+    with contextlib.suppress(FileNotFoundError):  # it is being made, or removed, this moment
         return time.time() - os.stat(job.paths.ours).st_mtime > _PLACED
-    except FileNotFoundError:  # it is being made, or removed, this moment
-        return False
+    return False

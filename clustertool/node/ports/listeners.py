@@ -27,10 +27,9 @@ def listeners() -> List[Listener]:
 
     The file costs milliseconds, as the kernel walks every socket.
     """
-    try:
+    with contextlib.suppress(OSError):  # some containers have no netlink
         return [*_read_by_netlink(socket.AF_INET), *_read_by_netlink(socket.AF_INET6)]
-    except OSError:  # some containers have no netlink
-        return [*_read_table("/proc/net/tcp"), *_read_table("/proc/net/tcp6")]
+    return [*_read_table("/proc/net/tcp"), *_read_table("/proc/net/tcp6")]
 
 
 def _read_by_netlink(family: int) -> Iterator[Listener]:
@@ -53,15 +52,14 @@ def _read_by_netlink(family: int) -> Iterator[Listener]:
 
 def _read_table(path: str) -> Iterator[Listener]:
     """Yield the TCP listeners in /proc/net/tcp or tcp6; none if it cannot be read."""
-    with contextlib.suppress(OSError):
-        with open(path, encoding="utf-8") as file:
-            next(file, "")
-            for row in (line.split() for line in file):
-                if int(row[3], 16) == _LISTEN:
-                    address, _, port = row[1].rpartition(":")
-                    groups = [int(address[at : at + 8], 16) for at in range(0, len(address), 8)]
-                    packed = struct.pack(f"={len(groups)}I", *groups)
-                    yield Listener(_address_text(packed), int(port, 16), int(row[7]), int(row[9]))
+    with contextlib.suppress(OSError), open(path, encoding="utf-8") as file:
+        next(file, "")
+        for row in (line.split() for line in file):
+            if int(row[3], 16) == _LISTEN:
+                address, _, port = row[1].rpartition(":")
+                groups = [int(address[at : at + 8], 16) for at in range(0, len(address), 8)]
+                packed = struct.pack(f"={len(groups)}I", *groups)
+                yield Listener(_address_text(packed), int(port, 16), int(row[7]), int(row[9]))
 
 
 def _address_text(packed: bytes) -> str:
@@ -135,9 +133,8 @@ def require_free(ports: Sequence[int]) -> None:
 
 def ephemeral() -> "tuple[int, int]":
     """Read the first and last of the ports that the kernel itself gives to connections; 32768 and 60999 if that fails."""
-    try:
+    with contextlib.suppress(OSError, ValueError):
         with open("/proc/sys/net/ipv4/ip_local_port_range", encoding="utf-8") as file:
             low, high = file.read().split()
         return int(low), int(high)
-    except (OSError, ValueError):
-        return 32768, 60999
+    return 32768, 60999

@@ -84,13 +84,12 @@ def _socket_name(port: int, uid: int) -> bytes:
 def reserved_ports() -> Dict[int, List[int]]:
     """Map each port to the uids in the names that reserve it. A name proves nothing: owner() finds its owner."""
     found: Dict[int, List[int]] = {}
-    with contextlib.suppress(OSError):
-        with open("/proc/net/unix", errors="replace", encoding="utf-8") as file:
-            for line in file:
-                port, slash, uid = line.rstrip("\n").partition(" @" + _PREFIX)[2].partition("/")
-                named = slash and _is_number(port, 5) and _is_number(uid, 10)
-                if named and int(uid) not in found.setdefault(int(port), []):
-                    found[int(port)].append(int(uid))
+    with contextlib.suppress(OSError), open("/proc/net/unix", errors="replace", encoding="utf-8") as file:
+        for line in file:
+            port, slash, uid = line.rstrip("\n").partition(" @" + _PREFIX)[2].partition("/")
+            named = slash and _is_number(port, 5) and _is_number(uid, 10)
+            if named and int(uid) not in found.setdefault(int(port), []):
+                found[int(port)].append(int(uid))
     return found
 
 

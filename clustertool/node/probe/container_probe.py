@@ -101,9 +101,8 @@ def _may_start_apptainer(program: str) -> bool:
 
 def _is_zero(setting: str) -> bool:
     """Check whether a setting of the kernel is 0. One that cannot be read is not."""
-    with contextlib.suppress(OSError):
-        with open(f"/proc/sys/{setting}", encoding="ascii") as file:
-            return file.read().strip() == "0"
+    with contextlib.suppress(OSError), open(f"/proc/sys/{setting}", encoding="ascii") as file:
+        return file.read().strip() == "0"
     return False
 
 
@@ -112,10 +111,9 @@ def _image(runtime: str, program: str, reference: str) -> Image:
     if runtime != APPTAINER:
         code, out, _ = programs.output([program, "image", "inspect", reference], LIMIT, cwd="/")
         return container_runtimes.read_image(out if code == 0 else "", reference)
-    with contextlib.suppress(OSError):
-        with open(reference, "rb") as file:
-            digest = container_runtimes.sif_digest(file.read(container_runtimes.SIF_HEADER))
-            return Image(reference, digest, os.fstat(file.fileno()).st_size)
+    with contextlib.suppress(OSError), open(reference, "rb") as file:
+        digest = container_runtimes.sif_digest(file.read(container_runtimes.SIF_HEADER))
+        return Image(reference, digest, os.fstat(file.fileno()).st_size)
     return Image("", "", -1)
 
 
@@ -149,7 +147,6 @@ def _gpu_access(found: Runtime) -> str:
 
 def _names_gpus(path: str) -> bool:
     """Check whether a file of CDI names NVIDIA's GPUs."""
-    with contextlib.suppress(OSError):
-        with open(path, "rb") as file:
-            return b"nvidia.com/gpu" in file.read(1 << 16)
+    with contextlib.suppress(OSError), open(path, "rb") as file:
+        return b"nvidia.com/gpu" in file.read(1 << 16)
     return False

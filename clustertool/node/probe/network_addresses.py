@@ -27,10 +27,9 @@ def resolved(name: str) -> Optional[str]:
     """Resolve a name to its first address: "" if the name does not exist, None if the name service needs over a second."""
 
     def ask() -> Optional[str]:
-        try:
+        with contextlib.suppress(OSError, UnicodeError):
             return str(first_address(name)[1][0])
-        except (OSError, UnicodeError):
-            return ""
+        return ""
 
     return detect.within(1.0, ask, None)
 
@@ -77,10 +76,9 @@ def nic_of(address: str, names: Mapping[str, List[Tuple[str, int]]]) -> str:
 
 def _packed(address: str) -> bytes:
     """Pack an address into its 4 or 16 bytes; b"" for a host name."""
-    try:
+    with contextlib.suppress(OSError, ValueError):
         return socket.inet_pton(socket.AF_INET6 if ":" in address else socket.AF_INET, address)
-    except (OSError, ValueError):
-        return b""
+    return b""
 
 
 def _network(packed: bytes, prefix: int) -> int:

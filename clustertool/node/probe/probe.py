@@ -194,12 +194,11 @@ def _read_condition(existing: str, nic: str) -> ProbeAnswer:
 
 def own_name(name: str, hosts: str = "/etc/hosts") -> str:
     """Read the IPv4 address that /etc/hosts gives a machine's own name, "" if none: no name server is asked."""
-    with contextlib.suppress(OSError):
-        with open(hosts, encoding="utf-8", errors="replace") as file:
-            for line in file:
-                fields = line.partition("#")[0].split()
-                if name in fields[1:] and ":" not in fields[0]:
-                    return fields[0]
+    with contextlib.suppress(OSError), open(hosts, encoding="utf-8", errors="replace") as file:
+        for line in file:
+            fields = line.partition("#")[0].split()
+            if name in fields[1:] and ":" not in fields[0]:
+                return fields[0]
     return ""
 
 
@@ -303,9 +302,8 @@ def _workspace(path: str, list_it: bool, problems: List[Problem]) -> ProbeAnswer
     if wrong:
         problems.append(("workspace", "warn", f"--job-workspace: {wrong.what}", wrong.fix))
     toml = ""
-    with contextlib.suppress(OSError):
-        with open(os.path.join(top, "job.toml"), encoding="utf-8", errors="replace") as file:
-            toml = file.read(1 << 20)
+    with contextlib.suppress(OSError), open(os.path.join(top, "job.toml"), encoding="utf-8", errors="replace") as file:
+        toml = file.read(1 << 20)
     listing: List[str] = []
     if list_it or "shards" in toml:
         listing, whole = _listing(top, _MOST_FILES, _MOST_BYTES)

@@ -96,10 +96,9 @@ def _own_files(record: Record) -> List[str]:
     found: List[str] = []
     if not isinstance(began, (int, float)) or record.header.get("work_dir", record.paths.dir) != record.paths.dir:
         return found
-    with contextlib.suppress(OSError):
-        with os.scandir(record.paths.dir) as entries:
-            for entry in entries:
-                regular = entry.is_file(follow_symlinks=False) and not entry.name.startswith(".")
-                if regular and entry.stat(follow_symlinks=False).st_ctime > began:
-                    found.append(entry.name)
+    with contextlib.suppress(OSError), os.scandir(record.paths.dir) as entries:
+        for entry in entries:
+            regular = entry.is_file(follow_symlinks=False) and not entry.name.startswith(".")
+            if regular and entry.stat(follow_symlinks=False).st_ctime > began:
+                found.append(entry.name)
     return sorted(found)[:_FILES]

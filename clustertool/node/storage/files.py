@@ -132,10 +132,9 @@ def mark(ours: str) -> None:
 
 def mark_again(job_dir: str) -> None:
     """Create the marker in a job's directory again, if this user owns the directory; never follow a link; ignore errors."""
-    with contextlib.suppress(OSError):
-        with closing(os.open(job_dir, _DIR)) as fd:
-            if os.fstat(fd).st_uid == os.getuid():
-                create(fd, f"{OURS}/{MARKER}")
+    with contextlib.suppress(OSError), closing(os.open(job_dir, _DIR)) as fd:
+        if os.fstat(fd).st_uid == os.getuid():
+            create(fd, f"{OURS}/{MARKER}")
 
 
 def exists(path: str) -> bool:

@@ -116,10 +116,9 @@ class Store:
         """
         now = time.time()
         young = {name for name, info in self._stat_pieces(wanted).items() if now - info.st_mtime < _STALE}
-        try:
+        with contextlib.suppress(OSError):
             return young - self._pieces_of(_by_age(self.releases)) if young else young
-        except OSError:
-            return young  # one too many does no harm
+        return young  # one too many does no harm
 
     def _stat_pieces(self, wanted: Container[str]) -> Dict[str, os.stat_result]:
         """Map those of `wanted` that are in the store to what stat() reports."""

@@ -84,10 +84,9 @@ def read_output(node: NodeContext, request: requests.OutputRequest) -> answers.S
     """Read the last 8 KiB of what a job's start printed, in its folder or at the path of the request; "" if there is none."""
     path = os.path.normpath(request.get("path") or os.path.join(_queue_path(node.root, request["job"]), STEP_OUTPUT))
     text = b""
-    with contextlib.suppress(OSError, PreflightError):
-        with open(files.open_file(path), "rb") as file:
-            file.seek(max(0, os.fstat(file.fileno()).st_size - _OUTPUT))
-            text = file.read(_OUTPUT)
+    with contextlib.suppress(OSError, PreflightError), open(files.open_file(path), "rb") as file:
+        file.seek(max(0, os.fstat(file.fileno()).st_size - _OUTPUT))
+        text = file.read(_OUTPUT)
     return {"path": path, "text": text.decode(errors="replace")}
 
 

@@ -85,13 +85,12 @@ def _hash_piece(store: Store, name: str) -> Tuple[int, str]:
 
 def _is_undamaged(store: Store, release: str, good: Dict[str, int]) -> bool:
     """Check whether all pieces of a release are undamaged, and its manifest, made of them, matches its name."""
-    try:
+    with contextlib.suppress(OSError, ValueError, LookupError, TypeError, WrongPiece):
         rows = manifest.read_rows(store.manifest(release))
         if any(good.get(name) != size for name, size in manifest.sizes(rows).items()):
             return False
         return manifest.digest(_workspace_entries(store, rows)) == release
-    except (OSError, ValueError, LookupError, TypeError, WrongPiece):
-        return False
+    return False
 
 
 def _workspace_entries(store: Store, rows: Sequence[manifest.Row]) -> Iterator[Entry]:

@@ -104,9 +104,8 @@ def _signals_all_processes() -> bool:
                 plugin = proctrack(file.read(_LARGEST))
             if plugin:
                 return plugin == "linuxproc"
-    with contextlib.suppress(OSError):
-        with open("/proc/self/cgroup", encoding="utf-8", errors="replace") as file:
-            return "/step_" not in file.read()
+    with contextlib.suppress(OSError), open("/proc/self/cgroup", encoding="utf-8", errors="replace") as file:
+        return "/step_" not in file.read()
     return True
 
 

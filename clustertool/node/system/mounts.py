@@ -99,13 +99,12 @@ def _decode(field: bytes) -> bytes:
 def network_mounts() -> Dict[str, str]:
     """Map major:minor to `fstype source` of network file systems and those of FUSE; {} if the mounts cannot be read."""
     found: Dict[str, str] = {}
-    with contextlib.suppress(OSError):
-        with open(_LIST, encoding="utf-8", errors="surrogateescape") as file:
-            for line in file:
-                left, _, right = line.partition(" - ")
-                kind, source = right.split()[:2]
-                if kind in _NETWORK or kind.startswith("fuse."):
-                    found.setdefault(left.split()[2], f"{kind} {source}")
+    with contextlib.suppress(OSError), open(_LIST, encoding="utf-8", errors="surrogateescape") as file:
+        for line in file:
+            left, _, right = line.partition(" - ")
+            kind, source = right.split()[:2]
+            if kind in _NETWORK or kind.startswith("fuse."):
+                found.setdefault(left.split()[2], f"{kind} {source}")
     return found
 
 

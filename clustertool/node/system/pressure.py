@@ -42,25 +42,23 @@ def _read_counters(paths: Iterable[str]) -> Dict[str, int]:
     """
     found: Dict[str, int] = {}
     for path in paths:
-        with contextlib.suppress(OSError, ValueError):
-            with open(path, encoding="utf-8") as file:
-                for line in file:
-                    if line.startswith("oom_kill "):
-                        found[path] = int(line.split()[1])
+        with contextlib.suppress(OSError, ValueError), open(path, encoding="utf-8") as file:
+            for line in file:
+                if line.startswith("oom_kill "):
+                    found[path] = int(line.split()[1])
     return found
 
 
 def _cgroup_files(pid: int) -> List[str]:
     """List the files with the memory counters of a process's cgroups (v2, v1)."""
     paths: List[str] = []
-    with contextlib.suppress(OSError):
-        with open(f"/proc/{pid}/cgroup", encoding="utf-8", errors="surrogateescape") as file:
-            for line in file:
-                _, controllers, group = line.rstrip("\n").split(":", 2)
-                if controllers == "":
-                    paths.append(_visible_path("/sys/fs/cgroup", group, "memory.events"))
-                elif "memory" in controllers.split(","):
-                    paths.append(_visible_path("/sys/fs/cgroup/memory", group, "memory.oom_control"))
+    with contextlib.suppress(OSError), open(f"/proc/{pid}/cgroup", encoding="utf-8", errors="surrogateescape") as file:
+        for line in file:
+            _, controllers, group = line.rstrip("\n").split(":", 2)
+            if controllers == "":
+                paths.append(_visible_path("/sys/fs/cgroup", group, "memory.events"))
+            elif "memory" in controllers.split(","):
+                paths.append(_visible_path("/sys/fs/cgroup/memory", group, "memory.oom_control"))
     return paths
 
 

@@ -106,10 +106,9 @@ def pid_namespace() -> str:
 
     The same pid in another namespace is another process.
     """
-    try:
+    with contextlib.suppress(OSError):
         return os.readlink("/proc/self/ns/pid")
-    except OSError:
-        return ""
+    return ""
 
 
 def pids() -> Iterator[int]:
@@ -278,9 +277,8 @@ def _one_line(text: str) -> str:
 
 def set_name(name: str) -> None:
     """Set the name of this process that `ps -o comm` and `top` show; 15 characters count."""
-    with contextlib.suppress(OSError):
-        with open("/proc/self/comm", "w", encoding="utf-8") as file:
-            file.write(name)
+    with contextlib.suppress(OSError), open("/proc/self/comm", "w", encoding="utf-8") as file:
+        file.write(name)
 
 
 def detach(*descriptors: int, stdio: Sequence[int] = ()) -> None:

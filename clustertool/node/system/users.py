@@ -51,10 +51,9 @@ def peer(sock: socket.socket) -> Peer:
 
 def name_of(uid: int) -> str:
     """Return the user's name, or the number as text if there is none."""
-    try:
+    with contextlib.suppress(KeyError):
         return pwd.getpwuid(uid).pw_name
-    except KeyError:
-        return str(uid)
+    return str(uid)
 
 
 def own_name() -> str:
@@ -77,10 +76,9 @@ def home() -> str:
 
 def group_name(gid: int) -> str:
     """Return the group's name, or the number as text if there is none."""
-    try:
+    with contextlib.suppress(KeyError):
         return grp.getgrgid(gid).gr_name
-    except KeyError:
-        return str(gid)
+    return str(gid)
 
 
 def other_writers(where: Union[str, int], info: os.stat_result, *, sticky: bool = False) -> str:
@@ -118,10 +116,9 @@ def _only_private(where: Union[str, int], gid: int) -> bool:
 
 def _primary_of_others(gid: int) -> bool:
     """Check whether /etc/passwd has another user with this primary group."""
-    with contextlib.suppress(OSError):
-        with open("/etc/passwd", encoding="utf-8", errors="replace") as file:
-            for line in file:
-                fields = line.split(":")
-                if len(fields) > 3 and fields[3] == str(gid) and fields[2] != str(os.getuid()):
-                    return True
+    with contextlib.suppress(OSError), open("/etc/passwd", encoding="utf-8", errors="replace") as file:
+        for line in file:
+            fields = line.split(":")
+            if len(fields) > 3 and fields[3] == str(gid) and fields[2] != str(os.getuid()):
+                return True
     return False

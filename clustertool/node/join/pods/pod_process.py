@@ -280,6 +280,5 @@ def sizes_of_logs(paths: JobPaths) -> List[Log]:
 
 def leave_message(data: bytes, path: str = "/dev/termination-log") -> None:
     """Write the termination message of the container, if its runtime has made the file for it. Errors are ignored."""
-    with contextlib.suppress(OSError):
-        with files.closing(os.open(path, os.O_WRONLY | os.O_TRUNC | os.O_CLOEXEC)) as fd:
-            files.write_all(fd, data)
+    with contextlib.suppress(OSError), files.closing(os.open(path, os.O_WRONLY | os.O_TRUNC | os.O_CLOEXEC)) as fd:
+        files.write_all(fd, data)
