@@ -124,7 +124,7 @@ def test_records_of_another_machine(bench: Bench) -> None:
     before = events.read_text(), entry.read_text()
 
     def becomes(hostname: str) -> None:
-        own, boot, space = json.loads(before[1])["header"]["hostname"], processes.boot_id(), processes.pid_namespace()
+        own, boot, space = json.loads(before[1])["header"]["hostname"], processes.boot_id(), processes.namespace("pid")
         for path, text in zip((events, entry), before):
             text = text.replace(f'"hostname": "{own}"', f'"hostname": "{hostname}"')
             text = text.replace(f'"hostname":"{own}"', f'"hostname":"{hostname}"')

@@ -537,13 +537,11 @@ def _retry_after(headers: Mapping[str, str]) -> float:
 
 def _parse_object(data: bytes, where: str) -> Manifest:
     """Parse an answer of the server. Raises PreflightError if it is no JSON object."""
-    try:
+    with contextlib.suppress(ValueError, RecursionError):
         found = json.loads(data)
-    except (ValueError, RecursionError):
-        found = None
-    if not isinstance(found, dict):
-        raise PreflightError("the answer is no object in JSON", "is this the address of an API server?", where)
-    return found
+        if isinstance(found, dict):
+            return found
+    raise PreflightError("the answer is no object in JSON", "is this the address of an API server?", where)
 
 
 def refusal(status: int, body: bytes, request: ApiRequest, user: str, where: str) -> ClustertoolError:

@@ -132,7 +132,7 @@ class SupervisorEvent(EventBase):
     pid: fields.Pid
     start: int
     boot: fields.Label
-    space: fields.Label  # of process ids: processes.pid_namespace()
+    space: fields.Label  # of process ids: processes.namespace("pid")
 
 
 class StartedEvent(EventBase, RankName):

@@ -116,11 +116,9 @@ def _communicate(child: subprocess.Popen[bytes], check: Callable[[], None]) -> T
 
 def _activity(pid: int) -> str:
     """Return a text that changes when the program or one of its children has read or written, or when it cannot be known."""
-    found = []
-    for each in (pid, *(process.pid for process in processes.descendants(pid))):
-        with contextlib.suppress(OSError), open(f"/proc/{each}/io", encoding="ascii") as file:
-            found.append(file.read())
-    return "".join(found) or str(time.monotonic())  # those of a helper with the rights of root cannot be read
+    pids = (pid, *(process.pid for process in processes.descendants(pid)))
+    found = b"".join(processes.try_read(f"/proc/{each}/io") for each in pids)
+    return found.decode() or str(time.monotonic())  # those of a helper with the rights of root cannot be read
 
 
 def _end(child: subprocess.Popen[bytes]) -> None:

@@ -29,7 +29,7 @@ from clustertool.model.quantities import human_bytes
 from clustertool.node.container.image_program import require_wanted, run
 from clustertool.node.storage import files
 from clustertool.node.storage.release_store import Store, remove, unpack, writing
-from clustertool.node.system import file_lock, programs
+from clustertool.node.system import file_lock, pressure, programs
 from clustertool.node.system.node_context import NodeContext, step
 
 if TYPE_CHECKING:
@@ -294,7 +294,7 @@ def _room_required(program: str, runtime: str, root: str, need: int = 0) -> Iter
     place = root
     if runtime != APPTAINER:
         place = programs.output(container_runtimes.storage(program, runtime), _QUICK)[1].strip() or root
-    free = _free_bytes(place)
+    free = pressure.free_bytes(place)
     fix = f"remove images that are not needed there ({runtime} image prune)"
     if 0 <= free < need:
         raise DispatchError(f"the image needs {human_bytes(need)} in {place}, and {human_bytes(free)} are free", fix)
@@ -302,15 +302,6 @@ def _room_required(program: str, runtime: str, root: str, need: int = 0) -> Iter
         yield
     except DispatchError as error:
         if "no space" in error.what.lower() or "quota" in error.what.lower():
-            left = f" ({human_bytes(max(0, _free_bytes(place)))} are free in {place} now)"
+            left = f" ({human_bytes(max(0, pressure.free_bytes(place)))} are free in {place} now)"
             raise DispatchError(error.what + left, error.fix or fix) from None
         raise
-
-
-def _free_bytes(place: str) -> int:
-    """Return the free bytes of a disk; -1 if that cannot be known, as of the disk of a daemon on another machine."""
-    try:
-        found = os.statvfs(place)
-    except OSError:
-        return -1
-    return found.f_bavail * found.f_frsize

@@ -79,9 +79,7 @@ class RankContainer:
 
     def prepare(self) -> None:
         """Create the file in which the wrapper in the container writes the rank's pid. Raises OSError."""
-        with contextlib.suppress(FileNotFoundError):
-            files.remove(self._job, self._file)
-        files.create(self._job, self._file, _EMPTY)
+        files.create(self._job, self._file, _EMPTY, exclusive=False)
 
     def _read(self) -> bytes:
         """Read the file that the wrapper writes; its first content if it cannot be read."""

@@ -34,6 +34,7 @@ _THROTTLES = {
     0x200: "board limit",
     0x400: "reliability",
 }
+_HARMLESS = ("NOT_SUPPORTED", "FUNCTION_NOT_FOUND", "NO_PERMISSION", "NOT_FOUND")  # errors: a card does not have that
 _COMPUTE = {0: "default", 1: "exclusive thread", 2: "prohibited", 3: "exclusive process"}
 _END = 2.0  # seconds for NVML to end
 _modules: Dict[str, Any] = {}  # digest -> the loaded module, NVML begun
@@ -187,13 +188,7 @@ class _Asker:
         try:
             return function(*arguments)
         except self._nvml.NVMLError as error:
-            harmless = (
-                self._nvml.NVML_ERROR_NOT_SUPPORTED,
-                self._nvml.NVML_ERROR_FUNCTION_NOT_FOUND,
-                self._nvml.NVML_ERROR_NO_PERMISSION,
-                self._nvml.NVML_ERROR_NOT_FOUND,
-            )
-            if error.value not in harmless:
+            if error.value not in [getattr(self._nvml, f"NVML_ERROR_{name}") for name in _HARMLESS]:
                 self.error = self.error or str(error)
         except self._nvml.NVMLLibraryMismatchError:
             pass

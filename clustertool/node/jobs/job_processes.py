@@ -103,4 +103,4 @@ class JobProcesses:
 
 def recorded_here(boot: str, space: str) -> bool:
     """Check whether recorded pids are those of this boot and of this process id namespace."""
-    return boot == processes.boot_id() and space in ("", processes.pid_namespace())
+    return boot == processes.boot_id() and space in ("", processes.namespace("pid"))

@@ -102,7 +102,9 @@ def list_files(node: NodeContext, request: requests.JobRequest) -> answers.Files
 def _summarize_usage(record: Record, found: Sequence[ProcessStatus], points: int) -> answers.JobUsage:
     """Collect the usage of machine, cards and ranks, ends of logs, and the plan. points: how many values a curve may have."""
     with files.closing(files.open_job_dir(record.paths.dir)) as job:
-        lines = _read_usage_lines(job)
+        lines: _Lines = []
+        with contextlib.suppress(OSError):
+            lines = list(usage.read_lines(files.read(job, f"{OURS}/usage.jsonl")))
         attempts = {rank.key: rank.attempt for rank in found}
         return {
             "machine": _machine_curve(lines, points),
@@ -111,13 +113,6 @@ def _summarize_usage(record: Record, found: Sequence[ProcessStatus], points: int
             "tails": _read_log_ends(record, job, found),
             "plan": _read_plan(job),
         }
-
-
-def _read_usage_lines(job: int) -> _Lines:
-    """Read the lines of usage.jsonl; [] if the file cannot be read."""
-    with contextlib.suppress(OSError):
-        return list(usage.read_lines(files.read(job, f"{OURS}/usage.jsonl")))
-    return []
 
 
 def _machine_curve(lines: _Lines, points: int) -> answers.MachineCurve:

@@ -22,7 +22,7 @@ from clustertool.node.system.processes import Process
 if TYPE_CHECKING:
     from clustertool.model.job.outcome import Key as RankKey
 
-_MOUNTS = "ns/mnt"
+
 _LONGEST = 4096  # bytes of a path, as Linux has them
 MOST = 99_999  # ranks and nodes, as answers have them
 
@@ -56,7 +56,8 @@ class Remains:
                 return False
         except PreflightError:  # the file server does not answer
             return False
-        return any(_mount_space(process.pid) == _mount_space(os.getpid()) != "" for process in self.processes)
+        own = processes.namespace("mnt")
+        return own != "" and any(processes.namespace("mnt", str(process.pid)) == own for process in self.processes)
 
 
 def find_living() -> Dict[str, Remains]:
@@ -93,11 +94,3 @@ def without_caretakers(root: str, found: Mapping[str, Remains]) -> List[Tuple[st
     own = [one for one in found.values() if one.is_below(root)]
     left = [one for one in own if not JobProcesses(one.base, one.job, {"id": one.job}).caretakers()]
     return sorted((one.job, len(one.processes)) for one in left)
-
-
-def _mount_space(pid: int) -> str:
-    """Read the mount namespace of a process; "" if it cannot be read."""
-    try:
-        return os.readlink(f"/proc/{pid}/{_MOUNTS}")
-    except OSError:
-        return ""

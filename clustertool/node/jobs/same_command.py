@@ -38,14 +38,10 @@ def enter(node: NodeContext, request: SameCommandRequest) -> SameCommandAnswer:
     has ended are removed. Raises PreflightError.
     """
     command, starter = request["command"], request["starter"]
-    own = processes.identify(os.getpid())
-    assert own is not None
+    own = processes.this_process()
     with private_directory.locked(_FILE) as fd:
-        entries = [
-            entry
-            for entry in _read_entries(fd)
-            if entry[4:] != tuple(own) and processes.alive(processes.Process(*entry[4:]))
-        ]
+        known = [entry for entry in _read_entries(fd) if entry[4:] != tuple(own)]
+        entries = [entry for entry in known if processes.alive(processes.Process(*entry[4:]))]
         others = [entry for entry in entries if entry[0] == command and entry[1] != starter]
         for record in find(node.root, node.entry, os.uname().nodename):
             header = record.header

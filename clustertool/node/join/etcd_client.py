@@ -332,12 +332,10 @@ def _create_context(ca: str) -> ssl.SSLContext:
 
 def _parse_answer(data: bytes, status: int) -> Json:
     """Parse the JSON object of an answer. Raises ValueError if it is none. status: of HTTP."""
-    try:
+    with contextlib.suppress(ValueError, RecursionError):
         answer = json.loads(data)
-    except (ValueError, RecursionError):
-        answer = None
-    if isinstance(answer, dict):
-        return answer
+        if isinstance(answer, dict):
+            return answer
     if status == 404:
         raise ValueError("no JSON gateway is there (HTTP 404): start etcd 3.4 or later with --enable-grpc-gateway")
     raise ValueError(f"an answer that is not etcd's (HTTP {status})")
@@ -383,13 +381,11 @@ def _read_pair(response: Mapping[str, object], kind: str) -> Optional[KeyValue]:
     if not pairs:
         return None
     pair = pairs[0]
-    value = pair.get("value", "")
+    value: Any = pair.get("value", "")
     try:
-        data = b64decode(value, validate=True) if isinstance(value, str) else None
-    except ValueError:
-        data = None
-    if data is None:
-        raise EtcdError("an answer of etcd with a value that is not valid", True)
+        data = b64decode(value, validate=True)
+    except (TypeError, ValueError):
+        raise EtcdError("an answer of etcd with a value that is not valid", True) from None
     return KeyValue(data, *(_read_number(pair, name) for name in ("create_revision", "mod_revision")))
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import socket
 import time
 from typing import TYPE_CHECKING, Callable, FrozenSet, List, NamedTuple, Optional, Set, cast
@@ -58,8 +57,7 @@ class OrderResult(NamedTuple):
 
 def own_incarnation() -> Incarnation:
     """Return the boot id, the pid and the start time of this process."""
-    me = os.getpid()
-    return Incarnation(processes.boot_id(), me, getattr(processes.stat(me), "start", 0))
+    return Incarnation(processes.boot_id(), *processes.this_process())
 
 
 class JoiningNode:

@@ -84,10 +84,10 @@ class MemberRecord:
 
     def begin(self) -> None:
         """Record the header of the job, and this process as its supervisor here."""
-        me = os.getpid()
+        me = processes.this_process()
         self.record("job", **self.spec["header"])
-        start = getattr(processes.stat(me), "start", 0)
-        self.record("supervisor", pid=me, start=start, boot=processes.boot_id(), space=processes.pid_namespace())
+        space = processes.namespace("pid")
+        self.record("supervisor", pid=me.pid, start=me.start, boot=processes.boot_id(), space=space)
 
     def end(self, outcome: Outcome, coordinates: bool) -> None:
         """Record the outcome as the job's end, and before as its verdict, if this member decides (coordinates)."""

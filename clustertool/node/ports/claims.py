@@ -80,7 +80,7 @@ def release_check() -> None:
 
 def _this_process() -> str:
     """Return pid and start time of this process as text."""
-    return " ".join(map(str, processes.identify(os.getpid()) or ()))
+    return " ".join(map(str, processes.this_process()))
 
 
 def claimed_ports() -> Dict[int, str]:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Dict, List, Tuple
 
 from clustertool.model.container import container_runtimes
 from clustertool.model.container.container_runtimes import APPTAINER, CDI, HOOK, PODMAN, Image, Runtime
-from clustertool.node.system import programs, users
+from clustertool.node.system import processes, programs, users
 from clustertool.node.system.node_context import NodeContext
 
 if TYPE_CHECKING:
@@ -101,9 +101,7 @@ def _may_start_apptainer(program: str) -> bool:
 
 def _is_zero(setting: str) -> bool:
     """Check whether a setting of the kernel is 0. One that cannot be read is not."""
-    with contextlib.suppress(OSError), open(f"/proc/sys/{setting}", encoding="ascii") as file:
-        return file.read().strip() == "0"
-    return False
+    return processes.try_read(f"/proc/sys/{setting}").strip() == b"0"
 
 
 def _image(runtime: str, program: str, reference: str) -> Image:
@@ -140,13 +138,7 @@ def _free_bytes(path: str) -> int:
 
 def _gpu_access(found: Runtime) -> str:
     """Determine how NVIDIA's GPUs get into a container here: CDI, HOOK, or "" if they do not."""
-    if any(_names_gpus(path) for folder in _SPECIFICATIONS for path in glob.glob(f"{folder}/*")):
+    specifications = [path for folder in _SPECIFICATIONS for path in glob.glob(f"{folder}/*")]
+    if any(b"nvidia.com/gpu" in processes.try_read(path, 1 << 16) for path in specifications):
         return CDI
     return HOOK if found.nvidia or any(programs.find(name, *_FOLDERS) for name in _HOOKS) else ""
-
-
-def _names_gpus(path: str) -> bool:
-    """Check whether a file of CDI names NVIDIA's GPUs."""
-    with contextlib.suppress(OSError), open(path, "rb") as file:
-        return b"nvidia.com/gpu" in file.read(1 << 16)
-    return False

@@ -184,7 +184,7 @@ def _read_condition(existing: str, nic: str) -> ProbeAnswer:
         "load": os.getloadavg()[0],
         "disk_free": space.f_bavail * space.f_frsize,
         "inodes": space.f_favail if space.f_files else -1,  # btrfs and the like have no number of them
-        "shm": _shm(),
+        "shm": pressure.free_bytes("/dev/shm"),
         "limits": [(name, *resource.getrlimit(number)) for name, number in _LIMITS.items()],
         "mtu": _mtu(nic),
         "rdma": os.path.isdir("/sys/class/infiniband") and bool(os.listdir("/sys/class/infiniband")),
@@ -202,20 +202,10 @@ def own_name(name: str, hosts: str = "/etc/hosts") -> str:
     return ""
 
 
-def _shm() -> int:
-    """Count the bytes free in /dev/shm, -1 if there is none."""
-    with contextlib.suppress(OSError):
-        space = os.statvfs("/dev/shm")
-        return int(space.f_bavail * space.f_frsize)
-    return -1
-
-
 def _mtu(nic: str) -> int:
     """Read the MTU of an interface, 0 if it is not known."""
-    with contextlib.suppress(OSError, ValueError):
-        with open(f"/sys/class/net/{os.path.basename(nic)}/mtu", encoding="utf-8") as file:
-            return int(file.read())
-    return 0
+    text = processes.try_read(f"/sys/class/net/{os.path.basename(nic)}/mtu").strip()
+    return int(text) if text.isdigit() else 0
 
 
 # -- address ------------------------------------------------------------------------------------------------------------

@@ -278,6 +278,6 @@ def _report_loss(why: str, supervisor: Process, spec: Spec) -> None:
     """
     if spec["node"] != spec["lead"]["node"]:
         with contextlib.suppress(OSError, ValueError, MemoryError):
-            boot, me = processes.boot_id(), processes.identify(os.getpid()) or Process(os.getpid(), 0)
-            ended = Incarnation(boot, *supervisor)
-            coordinator_link.report_death(spec, Incarnation(boot, *me), ended, why, _REPORT_TIME)
+            boot = processes.boot_id()
+            me, ended = Incarnation(boot, *processes.this_process()), Incarnation(boot, *supervisor)
+            coordinator_link.report_death(spec, me, ended, why, _REPORT_TIME)

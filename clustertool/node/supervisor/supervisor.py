@@ -181,8 +181,7 @@ class Supervisor:
         ahead = _LAST_EVENTS + _OF_PROCESS * len(spec["processes"]) + _OF_RANK * len(spec["endpoints"])
         self.events = ReservingJournal(files.open_append(job, f"{OURS}/events.jsonl"), ahead)
         self.ledger = Ledger(spec)  # has a copy of what a stop needs
-        me = os.getpid()
-        self.family = Descendants(job, processes.Process(me, getattr(processes.stat(me), "start", 0)))
+        self.family = Descendants(job, processes.this_process())
         origin.allocation.attach(self.family.spare)
         self.ranks = RankTable(spec, job, umask)
         self.monitor = NodeMonitor(spec, job, self.family, self.ranks, self.record)
@@ -231,7 +230,9 @@ class Supervisor:
         self.ranks.launched.prepare(self.job, self.origin.file)
         self.record("job", **self.spec["header"])
         me = self.family.head
-        self.record("supervisor", pid=me.pid, start=me.start, boot=processes.boot_id(), space=processes.pid_namespace())
+        self.record(
+            "supervisor", pid=me.pid, start=me.start, boot=processes.boot_id(), space=processes.namespace("pid")
+        )
         try:
             self.guard.start()
         except OSError as error:

@@ -20,7 +20,7 @@ END = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
 _READ = (*END, *FOR_RANKS)
 _SI_KERNEL = 0x80
 _CONFIGURATIONS = ("/etc/slurm/slurm.conf", "/run/slurm/conf/slurm.conf", "/var/spool/slurmd/conf-cache/slurm.conf")
-_LARGEST = 1 << 20  # characters of one
+_LARGEST = 1 << 20  # bytes of one
 _LINGER = "; systemd does so at logout if KillUserProcesses=yes: run `loginctl enable-linger` on the node"
 
 
@@ -99,14 +99,10 @@ def _signals_all_processes() -> bool:
     Determined by its plugin (proctrack), else by the cgroup of this process. True if neither is known.
     """
     for path in (os.environ.get("SLURM_CONF", ""), *_CONFIGURATIONS):
-        with contextlib.suppress(OSError):
-            with open(path, encoding="utf-8", errors="replace") as file:
-                plugin = proctrack(file.read(_LARGEST))
-            if plugin:
-                return plugin == "linuxproc"
-    with contextlib.suppress(OSError), open("/proc/self/cgroup", encoding="utf-8", errors="replace") as file:
-        return "/step_" not in file.read()
-    return True
+        plugin = proctrack(processes.try_read(path, _LARGEST).decode(errors="replace"))
+        if plugin:
+            return plugin == "linuxproc"
+    return b"/step_" not in processes.try_read("/proc/self/cgroup")
 
 
 def changed_children() -> Iterator[Tuple[int, int, resource.struct_rusage]]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from typing import Dict, NamedTuple, Tuple
 
-from clustertool.node.system import programs, users
+from clustertool.node.system import processes, programs, users
 
 _PATIENCE = 2.0  # seconds for loginctl, which asks a daemon
 _LINGERING = "/var/lib/systemd/linger"
@@ -50,13 +50,7 @@ def logout_warning() -> Tuple[str, str]:
 
 def _in_session() -> bool:
     """Check whether this process is in a session of logind, by the environment of pam_systemd or by its control group."""
-    if "XDG_SESSION_ID" in os.environ:
-        return True
-    try:
-        with open("/proc/self/cgroup") as file:
-            return "/session-" in file.read()
-    except OSError:
-        return False
+    return "XDG_SESSION_ID" in os.environ or b"/session-" in processes.try_read("/proc/self/cgroup")
 
 
 def _kills(manager: Dict[str, str], user: str) -> bool:

@@ -30,6 +30,14 @@ def memory() -> Tuple[int, int]:
     return 0, 0
 
 
+def free_bytes(path: str) -> int:
+    """Count the bytes free on the disk of a path; -1 if that cannot be known, as of the disk of another machine."""
+    with contextlib.suppress(OSError):
+        space = os.statvfs(path)
+        return int(space.f_bavail * space.f_frsize)
+    return -1
+
+
 def _kill_counters(pid: int) -> Dict[str, int]:
     """Map each counter file that concerns a process to its kills so far: those of its cgroups (v2, v1), and /proc/vmstat."""
     return _read_counters([*_cgroup_files(pid), "/proc/vmstat"])

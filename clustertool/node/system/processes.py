@@ -44,12 +44,7 @@ def stat(pid: int) -> Optional[Stat]:
 
     The name may contain spaces and brackets: it ends at the last bracket.
     """
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            text = file.read()
-    except OSError:
-        return None
-    name, _, rest = text.rpartition(b")")
+    name, _, rest = try_read(f"/proc/{pid}/stat").rpartition(b")")
     fields = rest.split()
     if len(fields) < 22:
         return None
@@ -95,19 +90,31 @@ def dies_of(pid: int, number: int) -> bool:
     return False
 
 
+def this_process() -> Process:
+    """Return this process."""
+    return identify(os.getpid()) or Process(os.getpid(), 0)
+
+
 def boot_id() -> str:
     """Read the id of the machine's present boot. Raises OSError."""
     with open("/proc/sys/kernel/random/boot_id", encoding="utf-8") as file:
         return file.read().strip()
 
 
-def pid_namespace() -> str:
-    """Read the name of this process's pid namespace; "" if it cannot be read.
+def try_read(path: str, most: int = -1) -> bytes:
+    """Read a file, at most `most` bytes of it; b"" if it cannot be read."""
+    with contextlib.suppress(OSError), open(path, "rb") as file:
+        return file.read(most)
+    return b""
 
-    The same pid in another namespace is another process.
+
+def namespace(kind: str, process: str = "self") -> str:
+    """Read the name of a namespace ("pid", "mnt") of this process, or of the one with this pid; "" if it cannot be read.
+
+    The same pid in another pid namespace is another process.
     """
     with contextlib.suppress(OSError):
-        return os.readlink("/proc/self/ns/pid")
+        return os.readlink(f"/proc/{process}/ns/{kind}")
     return ""
 
 
@@ -169,7 +176,7 @@ def descendants(pid: int) -> List[Process]:
 
 def environment(pid: int) -> Dict[bytes, bytes]:
     """Read the variables with which a process was started; {} for one that has ended or is another user's."""
-    return _variables(_environment_text(pid))
+    return _variables(try_read(f"/proc/{pid}/environ"))
 
 
 def take_environment(pid: int) -> None:
@@ -196,18 +203,9 @@ def own_environment() -> Dict[str, str]:
 def find_job_processes(searched: Callable[[], Iterable[int]] = pids) -> Iterator[Tuple[int, Dict[bytes, bytes]]]:
     """Yield pid and environment of each process of this user that has the marker of a job. searched: lists the pids."""
     for pid in searched():
-        text = _environment_text(pid)
+        text = try_read(f"/proc/{pid}/environ")
         if MARK + b"=" in text:  # the environments of all other processes are not parsed
             yield pid, _variables(text)
-
-
-def _environment_text(pid: int) -> bytes:
-    """Read the environment of a process as it is in /proc; b"" if it cannot be read."""
-    try:
-        with open(f"/proc/{pid}/environ", "rb") as file:
-            return file.read()
-    except OSError:
-        return b""
 
 
 def _variables(text: bytes) -> Dict[bytes, bytes]:
@@ -260,12 +258,7 @@ def describe(process: Process) -> str:
 
 def named(pid: int) -> Tuple[str, str]:
     """Read the name of a process, and its command line or else its name, each in one line; "" for both if it has ended."""
-    try:
-        with open(f"/proc/{pid}/cmdline", "rb") as file:
-            line = file.read(200).decode(errors="replace")
-    except OSError:
-        line = ""
-    found = stat(pid)
+    found, line = stat(pid), try_read(f"/proc/{pid}/cmdline", 200).decode(errors="replace")
     name, command = (_one_line(text) for text in (found.name if found else "", line))
     return name, command or name
 
