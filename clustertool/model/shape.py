@@ -14,30 +14,11 @@ needs no limits: it is for what the tool itself has written.
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping as MappingOrigin
+import typing
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from enum import Enum
 from functools import lru_cache
-from typing import (
-    Any,
-    Callable,
-    Dict,
-    Hashable,
-    Iterable,
-    Iterator,
-    List,
-    Literal,
-    Mapping,
-    Optional,
-    Sequence,
-    Tuple,
-    Type,
-    TypeVar,
-    Union,
-    cast,
-    get_args,
-    get_origin,
-    get_type_hints,
-)
+from typing import Any, Callable, Dict, List, Optional, Tuple, Type, TypeVar, Union, cast, get_args, get_origin
 
 if sys.version_info >= (3, 9):
     from typing import Annotated as Annotated
@@ -227,9 +208,9 @@ def check_of(hint: object, own: bool = False) -> Check:
         return _maybe(check_of(inner[0], own))
     if origin is tuple and inner[-1] is not ...:
         return _row([check_of(one, own) for one in inner])
-    if origin in _MANY or origin in (dict, MappingOrigin):
+    if origin in _MANY or origin in (dict, Mapping):
         return _many(hint, sys.maxsize, own)
-    if origin is Literal:
+    if origin is typing.Literal:
         return one_of(inner)
     return _name(cast(Type[Enum], hint)) if issubclass(cast(type, hint), Enum) else _fields(hint, own)
 
@@ -243,7 +224,9 @@ def _parts(hint: object) -> Tuple[object, Tuple[Any, ...]]:
 
 def _hints(kind: Any) -> Mapping[str, object]:
     """Return the types of the fields of a class, with their limits (Annotated)."""
-    return get_type_hints(kind, include_extras=True) if sys.version_info >= (3, 9) else get_type_hints(kind)
+    return (
+        typing.get_type_hints(kind, include_extras=True) if sys.version_info >= (3, 9) else typing.get_type_hints(kind)
+    )
 
 
 def _limited(kind: Any, limit: Any, own: bool) -> Check:
@@ -273,7 +256,7 @@ def _many(hint: object, most: int, own: bool) -> Check:
     """
     origin = get_origin(hint)
     inner = [check_of(one, own) for one in get_args(hint) if one is not ...]
-    of_object = origin in (dict, MappingOrigin)
+    of_object = origin in (dict, Mapping)
 
     def check(value: object, path: str) -> object:
         if not isinstance(value, dict if of_object else list):

@@ -10,14 +10,13 @@ import traceback
 from typing import TYPE_CHECKING, Callable, Dict, Optional, Sequence
 
 from clustertool.errors import ClustertoolError, Interrupted, singles
-from clustertool.model.job.outcome import some
+from clustertool.model.job.outcome import Outcome, some
 from clustertool.model.joining.join_errors import error_rows
 from clustertool.model.paths import SUPERVISOR_ERRORS
 from clustertool.model.planning.environment import endpoint
 from clustertool.node.storage import files
 
 if TYPE_CHECKING:
-    from clustertool.model.job.outcome import Outcome
     from clustertool.model.wire.spec_types import Spec
 
 _PROGRAM = "clustertool join"

@@ -29,18 +29,9 @@ from clustertool.node.join.join_report import JoinReport
 from clustertool.node.join.joining_node import JoiningNode, OrderResult
 from clustertool.node.join.meeting import Doubt, DoubtTimer
 from clustertool.node.join.member_record import MemberRecord
+from clustertool.node.system import tls_link
 from clustertool.node.system.child_signals import EndRequest, Signals
 from clustertool.node.system.process_clock import ProcessClock
-from clustertool.node.system.tls_link import (
-    TIMED_OUT,
-    TlsLink,
-    context,
-    describe_failure,
-    dial,
-    heartbeat_interval,
-    tls_failed,
-    wait_for,
-)
 
 if TYPE_CHECKING:
     from _typeshed import FileDescriptorLike
@@ -68,12 +59,12 @@ class Joiner:
     def __init__(self, node: JoiningNode, signals: Signals, doubt: Optional[Doubt]) -> None:
         self._node, self._report, self._signals = node, node.report, signals
         self._join = node.join
-        self._context = context(self._join.identity.certificate, self._join.identity.key, server=False)
+        self._context = tls_link.context(self._join.identity.certificate, self._join.identity.key, server=False)
         self._search = _Search(self._join, self._context, node.report, node.fix)
         self._doubt = DoubtTimer(doubt, node.report, self._join)
         self._timeout = self._join.cluster.loss_timeout
         self._clock = ProcessClock()
-        self._wire: Optional[TlsLink] = None
+        self._wire: Optional[tls_link.TlsLink] = None
         self._received_at = self._beat_at = 0.0
         self._accepted = False  # the coordinator has accepted the offer on this connection
         self._bound = False  # the job is placed here, or is being placed
@@ -89,7 +80,7 @@ class Joiner:
         """
         while self._result is None:
             wires: List[FileDescriptorLike] = [self._wire] if self._wire is not None else []
-            ready = wait_for([self._signals.wake, *self._node.wires(), *wires], TICK)
+            ready = tls_link.wait_for([self._signals.wake, *self._node.wires(), *wires], TICK)
             try:
                 self._turn(ready)
             except ClustertoolError as error:
@@ -167,7 +158,7 @@ class Joiner:
 
     # -- the connection --
 
-    def _read_messages(self, wire: TlsLink, now: float) -> List[Header]:
+    def _read_messages(self, wire: tls_link.TlsLink, now: float) -> List[Header]:
         """Return the coordinator's messages; send the offer once TLS is set up, and heartbeats.
 
         Raises ConnectionError, also for an attempt that takes too long, and after LOSS_TIMEOUT without a message.
@@ -183,12 +174,12 @@ class Joiner:
         elif wire.secure and now - self._received_at > self._timeout:
             raise ConnectionError(f"no message from the coordinator for {self._timeout:g} s")
         if wire.secure and now >= self._beat_at:
-            self._beat_at = now + heartbeat_interval(self._timeout)
+            self._beat_at = now + tls_link.heartbeat_interval(self._timeout)
             wire.send({"type": "beat"})
             wire.flush()
         return messages
 
-    def _offer(self, wire: TlsLink) -> None:
+    def _offer(self, wire: tls_link.TlsLink) -> None:
         """Send the offer and settings of this machine, and store its address: the set one, else the connection's."""
         with socket.socket(fileno=os.dup(wire.fileno())) as sock:
             local, coordinator = str(sock.getsockname()[0]), str(sock.getpeername()[0])
@@ -342,8 +333,8 @@ class Joiner:
 
 def _describe_failure(error: ConnectionError) -> Tuple[str, bool]:
     """Return the text of a connection's error, and whether TLS failed."""
-    _, text = describe_failure(error)
-    return text or _CLOSED, tls_failed(error)
+    _, text = tls_link.describe_failure(error)
+    return text or _CLOSED, tls_link.tls_failed(error)
 
 
 class _Search:
@@ -372,7 +363,7 @@ class _Search:
                 fix = f"{messages_of(self._join.engine)} has the messages of that node; a firewall may block its port"
             raise NodeLost(what, fix)
 
-    def connect(self, now: float) -> Optional[TlsLink]:
+    def connect(self, now: float) -> Optional[tls_link.TlsLink]:
         """Begin to connect to the next endpoint, if it is time for that, and return the connection, else None.
 
         Raises NodeLost after JOIN_TIMEOUT.
@@ -389,20 +380,20 @@ class _Search:
                 return None
         return self._open(*self._to_try.pop(0), now=now)
 
-    def _open(self, address: str, port: int, now: float) -> Optional[TlsLink]:
+    def _open(self, address: str, port: int, now: float) -> Optional[tls_link.TlsLink]:
         """Begin a connection to an endpoint. Returns None, and notes the cause, if that fails at once."""
         try:
-            sock = dial(address, port)
+            sock = tls_link.dial(address, port)
         except OSError as error:
             self._note((error.strerror or "").lower())
             return None
         self._tried_at = now
-        return TlsLink(sock, self._context, server=False, max_header=_MAX_HEADER)
+        return tls_link.TlsLink(sock, self._context, server=False, max_header=_MAX_HEADER)
 
-    def require_tls(self, wire: TlsLink, now: float) -> None:
+    def require_tls(self, wire: tls_link.TlsLink, now: float) -> None:
         """Raise ConnectionError if TLS is not set up within 3 seconds of the attempt's begin."""
         if not wire.secure and now - self._tried_at > _CONNECT:
-            raise ConnectionError(_NO_ANSWER if wire.connected else TIMED_OUT[1])
+            raise ConnectionError(_NO_ANSWER if wire.connected else tls_link.TIMED_OUT[1])
 
     def found(self) -> None:
         """Forget the failures, since the coordinator has answered. In an elastic job JOIN_TIMEOUT begins again."""

@@ -10,14 +10,13 @@ from typing import TYPE_CHECKING, Dict, List, Mapping, Optional, Sequence, Set, 
 
 from clustertool.errors import ClustertoolError, DispatchError, from_wire
 from clustertool.model.dispatch import manifest, topology
-from clustertool.model.facts import ByNode
+from clustertool.model.facts import ByNode, Identity
 from clustertool.node.dispatch.relay_process import RelayProcess
 from clustertool.node.storage.release_store import Store, damaged
 
 if TYPE_CHECKING:
     from _typeshed import FileDescriptorLike
 
-    from clustertool.model.facts import Identity
     from clustertool.model.wire.agent_requests import RelayRequest
     from clustertool.model.wire.frames import Header
     from clustertool.model.wire.join_messages import FetchOrder, RelayOrder

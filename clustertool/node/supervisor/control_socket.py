@@ -16,21 +16,14 @@ from clustertool.errors import ClustertoolError, NotFound, PreflightError, Usage
 from clustertool.model.job.outcome import Key, Outcome, RankExit
 from clustertool.model.job.state_names import JobState
 from clustertool.model.paths import OURS
+from clustertool.model.wire import supervisor_messages as messages
 from clustertool.model.wire.frames import Decoder, FrameError, Header, head
-from clustertool.model.wire.supervisor_messages import read_request
 from clustertool.node.mpi.launched_ranks import NOTICE, LaunchedRanks
 from clustertool.node.storage import files
 from clustertool.node.system import users
 
 if TYPE_CHECKING:
     from clustertool.model.wire.spec_types import Spec
-    from clustertool.model.wire.supervisor_messages import (
-        Accepted,
-        LauncherRequest,
-        ProcessEnd,
-        SupervisorAnswer,
-        SupervisorRequest,
-    )
     from clustertool.node.supervisor.coordinator.coordinator_link import CoordinatorLink
     from clustertool.node.supervisor.rank_table import LocalRank, RankTable
 
@@ -41,8 +34,8 @@ _TIMEOUT = 2.0  # seconds for a request, and for each part of an answer to be re
 _REQUEST = 1 << 16  # bytes
 _TURN = 1 << 20  # bytes of an answer that are sent before others have their turn
 Waiting = Tuple[str, str, int]  # the type of a request, and the process that it is about
-Answer = Callable[["SupervisorRequest"], Union[Tuple["SupervisorAnswer", bytes], Waiting]]
-_ACCEPTED: Accepted = {"type": "accepted"}
+Answer = Callable[[messages.SupervisorRequest], Union[Tuple[messages.SupervisorAnswer, bytes], Waiting]]
+_ACCEPTED: messages.Accepted = {"type": "accepted"}
 
 
 class UserRequests(NamedTuple):
@@ -186,7 +179,7 @@ class ControlSocket:
         """Return the pids of the clients that wait for the end of a process."""
         return [client.pid for client in self._waiting.values()]
 
-    def resolve(self, key: Waiting, answer: SupervisorAnswer) -> None:
+    def resolve(self, key: Waiting, answer: messages.SupervisorAnswer) -> None:
         """Send `answer` to the client that waits for `key`; do nothing if there is none."""
         client = self._waiting.pop(key, None)
         if client is not None:
@@ -273,7 +266,7 @@ def _compute_answer(message: Header, answer: Answer) -> Union[Tuple[Header, byte
     """Return the answer to a message and its payload, or the key that the client waits for. Errors become answers."""
     try:
         try:
-            request = read_request(message)
+            request = messages.read_request(message)
         except ValueError as error:
             raise UsageError(f"the supervisor does not know this request: {error}") from None
         found = answer(request)
@@ -294,8 +287,8 @@ class LauncherRequests:
         self._adopt = adopt
 
     def answer(
-        self, request: LauncherRequest, link: CoordinatorLink, may_launch: bool
-    ) -> Union[Tuple[SupervisorAnswer, bytes], Waiting]:
+        self, request: messages.LauncherRequest, link: CoordinatorLink, may_launch: bool
+    ) -> Union[Tuple[messages.SupervisorAnswer, bytes], Waiting]:
         """Carry out a request of mpirun's helpers; return the answer and its payload, or the key that the sender waits for.
 
         Requests: start a daemon, wait for a rank's end, adopt a started rank, note that a rank was signalled. Raises NotFound,
@@ -338,7 +331,7 @@ class LauncherRequests:
 
     def _resolve(self, request: str, exit: RankExit) -> None:
         """Send the code and signal of an exit to the client that waits for it by a request of this type."""
-        answer: ProcessEnd = {"type": "process-end", "code": exit.code, "signal": exit.signal}
+        answer: messages.ProcessEnd = {"type": "process-end", "code": exit.code, "signal": exit.signal}
         self._control.resolve((request, *exit.key), answer)
 
     def may_have_ended(self, rank: LocalRank, exit: RankExit) -> bool:

@@ -23,7 +23,7 @@ from clustertool.model.paths import OURS
 from clustertool.model.roles import MPI_DAEMON
 from clustertool.model.shape import read
 from clustertool.model.wire import record_lines
-from clustertool.model.wire.coordinator_messages import Incarnation, is_outdated
+from clustertool.model.wire.coordinator_messages import Incarnation, Order, StopMessage, is_outdated
 from clustertool.node.container.rank_containers import helpers
 from clustertool.node.devices import locks
 from clustertool.node.jobs.descendants import Descendants
@@ -53,15 +53,8 @@ from clustertool.node.system.tls_link import wait_for
 if TYPE_CHECKING:
     from _typeshed import FileDescriptorLike
 
-    from clustertool.model.wire.coordinator_messages import Order, StopMessage
+    from clustertool.model.wire import supervisor_messages as messages
     from clustertool.model.wire.spec_types import Spec
-    from clustertool.model.wire.supervisor_messages import (
-        Accepted,
-        BundleAnswer,
-        LiveStatus,
-        SupervisorAnswer,
-        SupervisorRequest,
-    )
 
 _TOUCH_EVERY = 3600.0  # seconds; many machines remove files in /tmp after days
 Event = Tuple[str, Dict[str, object]]  # its type and its fields
@@ -75,8 +68,8 @@ _WAITING_TICK = 0.03  # while pservers are expected to listen, or processes to e
 # Seconds between an engine's signal to one process of the job, and to another; or the end of a rank by it.
 _OUTSIDE = 2.0
 _VERDICT_WAIT = 1.0  # seconds a stopped node waits for the coordinator's verdict
-_ACCEPTED: Accepted = {"type": "accepted"}
-_BUNDLE: BundleAnswer = {"type": "bundle"}
+_ACCEPTED: messages.Accepted = {"type": "accepted"}
+_BUNDLE: messages.BundleAnswer = {"type": "bundle"}
 
 
 class NodeResources:
@@ -662,7 +655,7 @@ class Supervisor:
 
     # -- requests on the socket --
 
-    def _answer(self, request: SupervisorRequest) -> Union[Tuple[SupervisorAnswer, bytes], Waiting]:
+    def _answer(self, request: messages.SupervisorRequest) -> Union[Tuple[messages.SupervisorAnswer, bytes], Waiting]:
         """Carry out a request: status, environment of a rank, bundle, attached, leave, stop, or one of mpirun's helpers.
 
         Returns the answer and its payload, or the key that the sender waits for. Raises NotFound for what does not exist here,
@@ -693,7 +686,7 @@ class Supervisor:
             self._ask_stop(message, 0.0 if request["force"] else request["grace"])
         return _ACCEPTED, b""
 
-    def _status(self) -> LiveStatus:
+    def _status(self) -> messages.LiveStatus:
         """Build the answer to a request for the status of this node."""
         over = self.shutdown is not None and self.shutdown.over_at
         stopping = "clean" if over else "stopping" if self.shutdown is not None else ""

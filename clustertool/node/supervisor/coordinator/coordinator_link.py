@@ -17,17 +17,8 @@ from clustertool.model.job.outcome import Key, Outcome, RankExit, describe_coord
 from clustertool.model.job.state_names import JobState
 from clustertool.model.wire.coordinator_messages import Incarnation, is_of_earlier_epoch, read_incarnation
 from clustertool.model.wire.frames import Header
+from clustertool.node.system import tls_link
 from clustertool.node.system.process_clock import ProcessClock, boottime
-from clustertool.node.system.tls_link import (
-    TIMED_OUT,
-    Mailbox,
-    TlsLink,
-    context,
-    describe_failure,
-    dial,
-    heartbeat_interval,
-    join_patience,
-)
 
 if TYPE_CHECKING:
     from _typeshed import FileDescriptorLike
@@ -296,15 +287,15 @@ class CoordinatorClient(CoordinatorLink):
         self._me = me
         self._gone = gone
         self._loss_timeout = spec["policy"]["loss_timeout"]
-        self._join_timeout = join_patience(self._loss_timeout, len(spec["header"]["nodes"]))
+        self._join_timeout = tls_link.join_patience(self._loss_timeout, len(spec["header"]["nodes"]))
         if spec["policy"]["timeout"]:  # the coordinator waits no longer
             self._join_timeout = min(self._join_timeout, spec["policy"]["timeout"] + self._loss_timeout)
         self._ordered = False  # the coordinator has given an order: all nodes have joined, or the job ends
         self._received_at = 0.0
         self._coordinator: Optional[Incarnation] = None  # the one that this process obeys
-        self._context = context(spec["certificate"], spec["key"], server=False)
-        self._mail = Mailbox()
-        self._wire: Optional[TlsLink] = None
+        self._context = tls_link.context(spec["certificate"], spec["key"], server=False)
+        self._mail = tls_link.Mailbox()
+        self._wire: Optional[tls_link.TlsLink] = None
         self._report = ConnectionReport(spec["lead"]["endpoint"], record)
         self._clock = ProcessClock()
         self._tried_at = self._retry_at = self._beat_at = 0.0
@@ -355,7 +346,7 @@ class CoordinatorClient(CoordinatorLink):
         """Whether the coordinator is lost: see `loss`."""
         return self.loss is not None
 
-    def wires(self) -> List[TlsLink]:
+    def wires(self) -> List[tls_link.TlsLink]:
         """Return the connection in a list, [] if there is none."""
         return [self._wire] if self._wire is not None else []
 
@@ -375,14 +366,14 @@ class CoordinatorClient(CoordinatorLink):
             try:
                 self._exchange(self._wire, now)
             except (ConnectionError, ValueError) as error:
-                self._drop(now, describe_failure(error))
+                self._drop(now, tls_link.describe_failure(error))
         elif now >= self._retry_at:
             self._connect(now)
         self._report.turn(now, self._failure_cause())
         if self.lease is not None:
             self.lease.check()
 
-    def _exchange(self, wire: TlsLink, now: float) -> None:
+    def _exchange(self, wire: tls_link.TlsLink, now: float) -> None:
         """Join if the handshake is complete, send a beat if it is due, read messages, and add new orders to `orders`.
 
         Closes a connection that was silent for too long. The first order arms the lease. Raises ConnectionError, or ValueError
@@ -397,7 +388,7 @@ class CoordinatorClient(CoordinatorLink):
             self._report.joined = self._report.up = True
             self._received_at = now
         elif now > self._give_up_at(wire):
-            self._drop(now, _SILENT if self._report.up else _NO_ANSWER if wire.connected else TIMED_OUT)
+            self._drop(now, _SILENT if self._report.up else _NO_ANSWER if wire.connected else tls_link.TIMED_OUT)
         self._require_coordinator(came)
         new = [message for message in came if self._mail.take(message)]
         if any(message.get("type") in _ORDERS for message in new):
@@ -426,7 +417,7 @@ class CoordinatorClient(CoordinatorLink):
         """Copy a message, with the number of the last received one, the attempt, and this process as the sender."""
         return {**message, "ack": self._mail.got, "attempt": self.attempt, "sender": self._me}
 
-    def _send_beat(self, wire: TlsLink, now: float) -> None:
+    def _send_beat(self, wire: tls_link.TlsLink, now: float) -> None:
         """Send a heartbeat if one is due and the connection is secure, with the progress of up to 256 ranks if it has changed.
 
         The times of the progress are ages in seconds, since the clock of the coordinator differs.
@@ -439,7 +430,7 @@ class CoordinatorClient(CoordinatorLink):
             message["ranks"] = [[*one[:4], round(max(0.0, t - one[4]), 1)] for one in self._sent[:_MOST_RANKS]]
         wire.send(self._stamped(message if self.lease is None else self.lease.stamp(message)))
         wire.flush()
-        self._beat_at = now + heartbeat_interval(self._loss_timeout)
+        self._beat_at = now + tls_link.heartbeat_interval(self._loss_timeout)
 
     def close(self, outcome: Optional[Outcome] = None) -> None:
         """Close the connection as leave() does, and wait at most 1 s."""
@@ -456,7 +447,7 @@ class CoordinatorClient(CoordinatorLink):
         self._wire.finish(seconds)
         self._drop(self._clock.turn(), _NO_ANSWER)
 
-    def _give_up_at(self, wire: TlsLink) -> float:
+    def _give_up_at(self, wire: tls_link.TlsLink) -> float:
         """Compute when this connection counts as broken, by the client's clock.
 
         If the coordinator answers: after three beats of silence. Else half the loss timeout (at least 1 s) after the connection
@@ -464,7 +455,7 @@ class CoordinatorClient(CoordinatorLink):
         connect at once answers late.
         """
         if self._report.up:
-            return self._received_at + heartbeat_interval(self._loss_timeout) * _SILENCE
+            return self._received_at + tls_link.heartbeat_interval(self._loss_timeout) * _SILENCE
         waiting = wire.connected and not self._ordered
         return self._tried_at + (self._join_timeout / 2 if waiting else max(1.0, self._loss_timeout / 2))
 
@@ -473,13 +464,13 @@ class CoordinatorClient(CoordinatorLink):
         self._tried_at, self._retry_at = now, now + _RETRY
         coordinator = self._spec["lead"]
         try:
-            sock = dial(coordinator["host"], coordinator["port"])
+            sock = tls_link.dial(coordinator["host"], coordinator["port"])
         except OSError as error:
-            self._report.cause = describe_failure(error)
+            self._report.cause = tls_link.describe_failure(error)
             return
-        self._wire = TlsLink(sock, self._context, server=False, max_header=_MAX_HEADER)
+        self._wire = tls_link.TlsLink(sock, self._context, server=False, max_header=_MAX_HEADER)
 
-    def _join(self, wire: TlsLink) -> None:
+    def _join(self, wire: tls_link.TlsLink) -> None:
         """Send the join message with the job's token, and after it all messages that the coordinator has not acknowledged."""
         self._sent = ()
         hello: Header = {"type": "join", "node": self._spec["node"], "token": self._spec["token"]}
@@ -500,7 +491,7 @@ class CoordinatorClient(CoordinatorLink):
     def _failure_cause(self) -> Cause:
         """Return why the last connection failed. Before one has failed: a timeout, or that the coordinator does not answer."""
         pending = self._wire is None or not self._wire.connected
-        return self._report.cause or (TIMED_OUT if pending else _NO_ANSWER)
+        return self._report.cause or (tls_link.TIMED_OUT if pending else _NO_ANSWER)
 
 
 def report_death(spec: Spec, me: Incarnation, supervisor: Incarnation, why: str, seconds: float) -> None:

@@ -26,16 +26,7 @@ from clustertool.model.job.outcome import Outcome, RankExit, exit_code, some
 from clustertool.model.job.state_names import JobState
 from clustertool.model.roles import role_name
 from clustertool.node.supervisor.coordinator import job_decisions
-from clustertool.node.supervisor.coordinator.job_decisions import (
-    Absent,
-    Clean,
-    Exited,
-    Lost,
-    Shape,
-    State,
-    Step,
-    StopAsked,
-)
+from clustertool.node.supervisor.coordinator.job_decisions import Shape, State, Step
 
 if TYPE_CHECKING:
     from clustertool.model.wire.spec_types import ElasticSpec, Spec
@@ -58,7 +49,7 @@ class ShutDown(NamedTuple):
     """
 
     node: int
-    stop: StopAsked
+    stop: job_decisions.StopAsked
     standby: int = 0
 
 
@@ -104,7 +95,7 @@ def decide(elastic: ElasticSpec, state: State, event: Event) -> Step:
     """
     if state.phase == "over":
         return state, ()
-    if isinstance(event, (Lost, Absent)):
+    if isinstance(event, (job_decisions.Lost, job_decisions.Absent)):
         return job_decisions.with_release(*_on_loss(state, event))
     if isinstance(event, Leaves):
         return _on_leaves(state, event)
@@ -118,11 +109,11 @@ def decide(elastic: ElasticSpec, state: State, event: Event) -> Step:
     if isinstance(event, OnStandby):
         room = elastic["grow"] == "restart" and len(state.shape.nodes) < elastic["maximum"]
         return _end_epoch(state, f"{event.name} joins") if room and not _is_ending(state) else (state, ())
-    if isinstance(event, StopAsked) and _is_next(state.ending):
+    if isinstance(event, job_decisions.StopAsked) and _is_next(state.ending):
         return job_decisions.decide(state._replace(ending=None), event)
-    if isinstance(event, Exited) and event.attempt == state.attempt:
+    if isinstance(event, job_decisions.Exited) and event.attempt == state.attempt:
         return _on_exited(state, event)
-    if isinstance(event, Clean) and event.attempt == state.attempt:
+    if isinstance(event, job_decisions.Clean) and event.attempt == state.attempt:
         return _on_clean(elastic, state, event)
     return job_decisions.decide(state, event)
 
@@ -164,10 +155,10 @@ def _end_epoch(state: State, why: str) -> Step:
     return job_decisions.end(state._replace(counted=False, culprits=()), _next_epoch(why))
 
 
-def _on_loss(state: State, event: Union[Lost, Absent]) -> Step:
+def _on_loss(state: State, event: Union[job_decisions.Lost, job_decisions.Absent]) -> Step:
     """Record nodes as lost and gone, and end the epoch; finish at once if all nodes are gone."""
     names = state.shape.names
-    if isinstance(event, Lost):
+    if isinstance(event, job_decisions.Lost):
         nodes, why = frozenset({event.node}), f"node {names[event.node]} is lost: {event.why}"
     else:
         nodes = frozenset(event.nodes)
@@ -211,7 +202,7 @@ def _on_shut_down(elastic: ElasticSpec, state: State, event: ShutDown) -> Step:
     return _end_epoch(state, f"node {state.shape.names[event.node]} leaves: {event.stop.by}")
 
 
-def _on_exited(state: State, event: Exited) -> Step:
+def _on_exited(state: State, event: job_decisions.Exited) -> Step:
     """Decide as job_decisions, with the rules of an epoch for exits.
 
     A supervisor that ended its processes unasked ends the epoch. If all trainers have succeeded in an ending epoch, the job
@@ -241,7 +232,7 @@ def _has_succeeded(state: State) -> bool:
     return len(trainers) == state.shape.trainers
 
 
-def _on_clean(elastic: ElasticSpec, state: State, event: Clean) -> Step:
+def _on_clean(elastic: ElasticSpec, state: State, event: job_decisions.Clean) -> Step:
     """Record that a node has no processes left; it is no longer lost if it was. When all nodes are gone, choose how to go on.
 
     A restart becomes an epoch if its ranks asked for it (not counted), or there is a store, a leaving node, or a node that

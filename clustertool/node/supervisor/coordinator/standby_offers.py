@@ -6,12 +6,11 @@ import time
 from typing import TYPE_CHECKING, Callable, Dict, List, Optional, Set, Tuple
 
 from clustertool.model.job.outcome import Outcome
-from clustertool.model.wire.coordinator_messages import Incarnation, read_incarnation
+from clustertool.model.wire.coordinator_messages import Incarnation, OverMessage, read_incarnation
 from clustertool.model.wire.frames import Header
 from clustertool.node.system.tls_link import TlsLink, heartbeat_interval
 
 if TYPE_CHECKING:
-    from clustertool.model.wire.coordinator_messages import OverMessage
     from clustertool.model.wire.join_messages import WaitMessage
 
 _MOST = 256  # machines on standby; more are closed, and offer themselves again
