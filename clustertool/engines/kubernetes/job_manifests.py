@@ -18,16 +18,8 @@ from clustertool.model.container.container_settings import NO_CONTAINER
 from clustertool.model.facts import Identity
 from clustertool.model.joining.engine_place import join_timeout_of
 from clustertool.model.joining.join_file import EngineSettings, JoinFile, MeetingPoint, OwnSettings
-from clustertool.model.kubernetes import workload
+from clustertool.model.kubernetes import kubernetes_settings, workload
 from clustertool.model.kubernetes.api_objects import Manifest, fields, items
-from clustertool.model.kubernetes.kubernetes_settings import (
-    KubernetesSettings,
-    NotRight,
-    is_label,
-    plain_json,
-    read_amounts,
-    read_settings,
-)
 from clustertool.model.kubernetes.node_view import quantity
 from clustertool.model.kubernetes.object_names import LONGEST_NAME, JobAbout
 from clustertool.model.kubernetes.pod_places import PADDLE_ROLES, PADDLEJOB, coordinator_host, node_roles, pod_hosts
@@ -49,7 +41,7 @@ class JobManifests:
     """What the objects of a job are made of. settings, order: see workload.py. request: with the spec of the job."""
 
     request: RunRequest
-    settings: KubernetesSettings
+    settings: kubernetes_settings.KubernetesSettings
     identity: Identity
     order: WorkloadOrder
 
@@ -83,7 +75,7 @@ class JobManifests:
         """
         spec, name = self.request.spec, self.identity.name
         assert spec is not None
-        if len(name) > LONGEST_NAME or not is_label(name or "a"):
+        if len(name) > LONGEST_NAME or not kubernetes_settings.is_label(name or "a"):
             fix = f"at most {LONGEST_NAME} small letters, digits and -"
             raise UsageError(f"the name {name!r} cannot be that of an object of Kubernetes", fix)
         own = {"pserver": spec.pserver.command, "heter": spec.heter[0].command if spec.heter else ()}
@@ -184,15 +176,16 @@ def job_manifests(request: RunRequest, identity: Identity) -> JobManifests:
     return JobManifests(request, settings, identity, order)
 
 
-def settings_of(request: RunRequest) -> KubernetesSettings:
+def settings_of(request: RunRequest) -> kubernetes_settings.KubernetesSettings:
     """Read the settings from conf.py, job.toml and the command line, of which later ones have priority.
 
     Raises UsageError, DataError, ConfigError.
     """
-    return read_settings(request.cluster.settings, request.table, typed_settings(request), request.cluster.where)
+    cluster, typed = request.cluster, typed_settings(request)
+    return kubernetes_settings.read_settings(cluster.settings, request.table, typed, cluster.where)
 
 
-def _read_template(settings: KubernetesSettings, where: str) -> Manifest:
+def _read_template(settings: kubernetes_settings.KubernetesSettings, where: str) -> Manifest:
     """Read the YAML file of pod_template, a path below the folder of conf.py; {} without one. Raises ConfigError."""
     if not settings.pod_template:
         return {}
@@ -202,14 +195,14 @@ def _read_template(settings: KubernetesSettings, where: str) -> Manifest:
             text = file.read(_MOST_TEMPLATE + 1)
         if len(text) > _MOST_TEMPLATE:
             raise ConfigError(f"pod_template {path} has more than {_MOST_TEMPLATE} characters", "a Pod as YAML")
-        found = plain_json(yaml.safe_load(text))
+        found = kubernetes_settings.plain_json(yaml.safe_load(text))
         for number, container in enumerate(items(fields(fields({"": found}, ""), "spec"), "containers")):
             for kind in ("requests", "limits"):  # the API server does not name the field of a wrong amount
                 amounts = fields(fields(container, "resources"), kind)
-                read_amounts(amounts, f"spec.containers[{number}].resources.{kind}")
+                kubernetes_settings.read_amounts(amounts, f"spec.containers[{number}].resources.{kind}")
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise ConfigError(f"pod_template {path} cannot be read: {error}", "a Pod as YAML") from None
-    except NotRight as wrong:
+    except kubernetes_settings.NotRight as wrong:
         raise ConfigError(f"pod_template {path}: {wrong.path} is not right", f"it is {wrong.right}") from None
     if not isinstance(found, dict):
         raise ConfigError(f"pod_template {path} is no object", "a Pod as YAML, with metadata and spec")

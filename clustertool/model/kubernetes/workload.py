@@ -9,18 +9,9 @@ from dataclasses import dataclass, field, replace
 from typing import Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from clustertool.errors import ConfigError, PreflightError
+from clustertool.model.kubernetes import object_names
 from clustertool.model.kubernetes.api_objects import Manifest, fields, items, text
 from clustertool.model.kubernetes.kubernetes_settings import UNLIMITED, KubernetesSettings
-from clustertool.model.kubernetes.object_names import (
-    JOB_ID,
-    JOB_LABEL,
-    QUEUE_LABEL,
-    JobAbout,
-    annotations_of_job,
-    job_hash,
-    labels,
-    object_name,
-)
 from clustertool.model.kubernetes.pod_places import FIRST_LABEL, JOB, JOBSET, PADDLE_ROLES, PADDLEJOB, RolePods, groups
 from clustertool.model.kubernetes.pod_reasons import CONTAINER
 from clustertool.model.kubernetes.pod_variables import FIRST_NODE, POD_IP
@@ -65,7 +56,7 @@ class WorkloadOrder:
     python: str = "python3"
     root_dir: str = ""
     grace: float = 10.0
-    about: JobAbout = JobAbout()
+    about: object_names.JobAbout = object_names.JobAbout()
     template: Manifest = field(default_factory=dict, hash=False)
     env: Tuple[Tuple[str, str], ...] = ()
     pull: str = ""
@@ -75,11 +66,11 @@ class WorkloadOrder:
     @property
     def name(self) -> str:
         """The name of all objects of the job."""
-        return self.given_name or object_name(self.job_id)
+        return self.given_name or object_names.object_name(self.job_id)
 
     @property
     def labels(self) -> Dict[str, str]:
-        return labels(self.job_id, self.owner)
+        return object_names.labels(self.job_id, self.owner)
 
 
 class Objects(NamedTuple):
@@ -169,15 +160,16 @@ def _paddlejob_of(
 def _workload_head(settings: KubernetesSettings, order: WorkloadOrder, version: str, kind: str) -> Manifest:
     """Build apiVersion, kind and metadata of a workload, with the settings' labels, annotations and queue."""
     made = _metadata(order)
-    queue = {QUEUE_LABEL: settings.queue} if settings.queue and settings.dialect != PADDLEJOB else {}
+    queue = {object_names.QUEUE_LABEL: settings.queue} if settings.queue and settings.dialect != PADDLEJOB else {}
     made["labels"] = {**settings.labels, **queue, **order.labels}
-    made["annotations"] = {**settings.annotations, **annotations_of_job(order.job_id, order.owner, order.about)}
+    of_job = object_names.annotations_of_job(order.job_id, order.owner, order.about)
+    made["annotations"] = {**settings.annotations, **of_job}
     return {"apiVersion": version, "kind": kind, "metadata": made}
 
 
 def _metadata(order: WorkloadOrder) -> Manifest:
     """Build the metadata that each object of a job has."""
-    made: Manifest = {"name": order.name, "labels": order.labels, "annotations": {JOB_ID: order.job_id}}
+    made: Manifest = {"name": order.name, "labels": order.labels, "annotations": {object_names.JOB_ID: order.job_id}}
     return {**made, "namespace": order.namespace} if order.namespace else made
 
 
@@ -186,7 +178,7 @@ def _headless_service(order: WorkloadOrder) -> Manifest:
     spec = {
         "clusterIP": "None",
         "publishNotReadyAddresses": True,  # pods meet before they are ready
-        "selector": {JOB_LABEL: job_hash(order.job_id)},
+        "selector": {object_names.JOB_LABEL: object_names.job_hash(order.job_id)},
     }
     return {"apiVersion": "v1", "kind": "Service", "metadata": _metadata(order), "spec": spec}
 
@@ -372,7 +364,7 @@ def _merged_template(
     ours = {
         "metadata": {
             "labels": {**settings.labels, **order.labels, **marks},
-            "annotations": {**settings.annotations, JOB_ID: order.job_id},
+            "annotations": {**settings.annotations, object_names.JOB_ID: order.job_id},
         },
         "spec": spec,
     }

@@ -16,15 +16,8 @@ from clustertool.model.config.job import JobSpec, RequestedPorts
 from clustertool.model.config.job_tables import Role
 from clustertool.model.launcher_variables import of_launcher, of_task
 from clustertool.model.mpi.rank_variables import RankVariables, rank_variables
+from clustertool.model.planning import launched_rank
 from clustertool.model.planning.environment import Env, Table
-from clustertool.model.planning.launched_rank import (
-    RankOptions,
-    collective_rank,
-    first_port,
-    job_on,
-    laid_over,
-    variables,
-)
 from clustertool.model.planning.ranks import Seat
 from clustertool.model.quantities import count
 
@@ -44,7 +37,7 @@ class _Layout(NamedTuple):
     local_rank: int
 
 
-def mpi_rank_environment(environ: Mapping[str, str], options: RankOptions) -> Dict[str, str]:
+def mpi_rank_environment(environ: Mapping[str, str], options: launched_rank.RankOptions) -> Dict[str, str]:
     """Build the environment of a rank: that of the process, and the variables that `run` sets.
 
     With --hosts those of a collective job, or with --server-num or --worker-num those of one with pservers. With --master those
@@ -63,7 +56,7 @@ def mpi_rank_environment(environ: Mapping[str, str], options: RankOptions) -> Di
     by_torch = options.hosts is None
     computed = _for_torch(place, options, name) if by_torch else _by_hostfile(place, environ, options, name)
     ours = {name: value for name, value in computed.items() if not name.startswith(_OF_MPI)}
-    return laid_over(environ, ours, options, _stays)
+    return launched_rank.laid_over(environ, ours, options, _stays)
 
 
 def _stays(name: str) -> bool:
@@ -74,12 +67,14 @@ def _stays(name: str) -> bool:
     return name.startswith(_OF_MPI) or not (of_launcher(name) or of_task(name))
 
 
-def _by_hostfile(place: RankVariables, environ: Mapping[str, str], options: RankOptions, name: str) -> Env:
+def _by_hostfile(
+    place: RankVariables, environ: Mapping[str, str], options: launched_rank.RankOptions, name: str
+) -> Env:
     """Compute a rank's variables by the hostfile: of a job with pservers if numbers are given, else of a collective one."""
     layout = _layout(place, options.hosts or "")
     if options.server_num or options.worker_num:
         return _with_pservers(layout, options, name)
-    return collective_rank(layout.hosts, options, name, place.rank, layout.local_rank, environ)
+    return launched_rank.collective_rank(layout.hosts, options, name, place.rank, layout.local_rank, environ)
 
 
 def _layout(place: RankVariables, text: str) -> _Layout:
@@ -109,7 +104,7 @@ def _distribute_ranks(hosts: Sequence[Host], size: int) -> Tuple[Host, ...]:
         raise UsageError(what, _ORDER) from None
 
 
-def _with_pservers(layout: _Layout, options: RankOptions, name: str) -> Env:
+def _with_pservers(layout: _Layout, options: launched_rank.RankOptions, name: str) -> Env:
     """Compute the variables of a job with pservers: on each node, the first ranks are the pservers and the others the trainers.
 
     Where a node has as many ranks as trainers, all of them are trainers, and something else has started the pservers: the start
@@ -133,8 +128,8 @@ def _with_pservers(layout: _Layout, options: RankOptions, name: str) -> Env:
     def placed(seat: Seat) -> Seat:
         return replace(seat, port=first + seat.local_rank + (servers if seat.role == "trainer" else 0))
 
-    table = job_on(layout.hosts, job, first, name, placed)
-    return variables(table, _own_seat(table, layout, 0 if here == {trainers} else servers))
+    table = launched_rank.job_on(layout.hosts, job, first, name, placed)
+    return launched_rank.variables(table, _own_seat(table, layout, 0 if here == {trainers} else servers))
 
 
 def _own_seat(table: Table, layout: _Layout, servers: int) -> Seat:
@@ -144,7 +139,7 @@ def _own_seat(table: Table, layout: _Layout, servers: int) -> Seat:
     return next(one for one in table.roles[role] if (one.node, one.local_rank) == (layout.node, local))
 
 
-def _for_torch(place: RankVariables, options: RankOptions, name: str) -> Env:
+def _for_torch(place: RankVariables, options: launched_rank.RankOptions, name: str) -> Env:
     """Compute torchrun's variables from those of the launcher, and --master. Raises UsageError.
 
     The number of the node is known only where all nodes have the same number of consecutive ranks.
@@ -169,7 +164,7 @@ def _for_torch(place: RankVariables, options: RankOptions, name: str) -> Env:
         **({"OMP_NUM_THREADS": "1"} if place.local_size > 1 else {}),
         "CLUSTERTOOL_ROLE": "trainer",
         "MASTER_ADDR": options.master,
-        "MASTER_PORT": str(options.start_port or first_port(name)),
+        "MASTER_PORT": str(options.start_port or launched_rank.first_port(name)),
         "PYTHONUNBUFFERED": "1",
         "ROLE_NAME": "default",
         "TORCHELASTIC_MAX_RESTARTS": "0",
