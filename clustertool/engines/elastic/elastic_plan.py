@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 from clustertool.engines.job_request import RunRequest
@@ -10,7 +9,6 @@ from clustertool.errors import UsageError
 from clustertool.model.config.cluster import Cluster
 from clustertool.model.config.elastic_keys import ElasticSettings
 from clustertool.model.config.folded_names import fold
-from clustertool.model.config.hosts import Host
 from clustertool.model.planning.plan import Plan
 from clustertool.model.quantities import count
 
@@ -49,12 +47,8 @@ def first_hosts(cluster: Cluster, elastic: ElasticSettings) -> Cluster:
     hosts = cluster.hosts
     chief = next((host for host in hosts if elastic.coordinator in (host.name, host.host, host.address)), None)
     first = sorted(hosts, key=lambda host: host is not chief) if elastic.coordinator else list(hosts)
-    return replace(cluster, hosts=_numbered(first[: elastic.maximum]))
-
-
-def _numbered(hosts: Sequence[Host]) -> tuple[Host, ...]:
-    """Return the hosts with numbers from 0 on."""
-    return tuple(replace(host, index=number) for number, host in enumerate(hosts))
+    kept = enumerate(first[: elastic.maximum])
+    return replace(cluster, hosts=tuple(replace(host, index=number) for number, host in kept))
 
 
 def describe_plan(made: Plan, cluster: Cluster) -> str:

@@ -128,7 +128,7 @@ class SlurmStart(Starter):
 
     def _script(self) -> str:
         """Build the text of the script: that of a step in the allocation, or that of sbatch."""
-        order = self._submit_order()
+        order = self._submit_order(JobPaths(self._facts.root, self._identity.job_id).queue)
         if self._allocation:
             return submit_script.step_script(self._settings, order, self._allocation)
         return submit_script.script(self._settings, order)
@@ -171,18 +171,11 @@ class SlurmStart(Starter):
             earlier_work.take_id_of_engine(request, self._engine.caller, *self._slurm_engine.earlier(wish.job_id))
         return identity(request.job_id or job_id(), wish.job_id, wish.name or wish.job_id, request.origin)
 
-    def _submit_order(self) -> SubmitOrder:
-        """Build what the script needs besides the settings: ids, paths of the submission, interpreter, name."""
-        made = self._identity
-        folder = JobPaths(self._facts.root, made.job_id).queue
-        return SubmitOrder(
-            job_id=made.job_id,
-            folder=folder,
-            bundle=posixpath.join(folder, BUNDLE),
-            python=self._request.cluster.python,
-            name=made.name,
-            least=self._elastic.minimum,
-        )
+    def _submit_order(self, folder: str, root_dir: str = "") -> SubmitOrder:
+        """Build what the script needs besides the settings. folder: of the submission. root_dir: of a job submitted by hand."""
+        made, python, least = self._identity, self._request.cluster.python, self._elastic.minimum
+        bundle = posixpath.normpath(posixpath.join(folder, BUNDLE))
+        return SubmitOrder(made.job_id, folder, bundle, python, made.name, root_dir, least)
 
     def submit(self, submission: Submission) -> Submitted:
         """Send the workspace, make the folder of the submission, and start the step or run sbatch.
@@ -192,7 +185,7 @@ class SlurmStart(Starter):
         engine, request, job = self._slurm_engine, self._request, submission.job_id
         spec = request.spec
         assert spec is not None
-        slurm, order = engine.slurm, self._submit_order()
+        slurm, order = engine.slurm, self._submit_order(JobPaths(self._facts.root, job).queue)
         elastic = spec.elastic
         nodes = f"elastic, {elastic.text} nodes" if elastic.present else count(self._settings.node_count, "node")
         engine.caller.note(f"job {job}: {spec.mode}, {nodes} of Slurm, from {slurm.name}")
@@ -383,9 +376,7 @@ class SlurmStart(Starter):
         typed = self._request.wish
         name = typed.name or typed.job_id
         self._identity = identity(typed.job_id or job_id(), typed.job_id, name, self._request.origin)
-        cluster, made = self._request.cluster, self._identity
-        least = self._elastic.minimum
-        order = SubmitOrder(made.job_id, ".", BUNDLE, cluster.python, made.name, cluster.root_dir, least)
+        order = self._submit_order(".", self._request.cluster.root_dir)
         place.mkdir(mode=0o700)
         file = self._build_join_file(OwnSettings(), workspace.files, workspace.release)
         join_bundle.write(place / BUNDLE, file, workspace)

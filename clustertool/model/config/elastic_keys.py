@@ -210,16 +210,13 @@ def _read_urls(value: object) -> Optional[List[str]]:
 
 
 _TIME = f"a duration above 0: {DURATIONS}"
+_TIMES = 'the first and the longest time between two attempts: [1, 30], or ["1s", "30s"]'
 _KEYS: Dict[str, Tuple[Callable[[object], object], object, str]] = {  # how to read it, the default, what is right
     "min": (_count, 0, NUMBER),
     "max": (_count, 0, NUMBER),
     "timeout": (_duration, ElasticSettings.timeout, _TIME),
     "grow": (_grow, ElasticSettings.grow, '"next" or "restart"'),
-    "backoff": (
-        _read_backoff,
-        ElasticSettings.backoff,
-        'the first and the longest time between two attempts: [1, 30], or ["1s", "30s"]',
-    ),
+    "backoff": (_read_backoff, ElasticSettings.backoff, _TIMES),
     "backoff_min": (_duration, 0.0, _TIME),
     "backoff_max": (_duration, 0.0, _TIME),
     "server": (_read_urls, [], f'a URL, or a list of them: "{_SERVER}"'),

@@ -492,13 +492,12 @@ def _split_variables(values: Sequence[str]) -> Pairs:
 def _policy(cluster: Cluster, file: Toml, options: Options) -> Policy:
     """Build the policy of the options, else of [policy], else of conf.py or the defaults. Raises UsageError, DataError."""
 
-    def checked(
-        name: str, typed: str, default: object, read: Callable[[object], Optional[Value]], what: str, fix: str
-    ) -> Value:
-        """Read the option, else the value of [policy], else the default.
+    def checked(name: str, default: object, read: Callable[[object], Optional[Value]], what: str, fix: str) -> Value:
+        """Read the option of this name, else the value of [policy], else the default.
 
         Raises UsageError for the option, DataError for the file.
         """
+        typed = getattr(options, name)
         value = typed or file.get(name, default)
         found = read(value)
         if found is None:
@@ -509,23 +508,17 @@ def _policy(cluster: Cluster, file: Toml, options: Options) -> Policy:
     def on_failure(value: object) -> Optional[str]:
         return next((known for known in ON_FAILURE if known == value), None)
 
-    def seconds(name: str, typed: str, default: float) -> float:
-        return checked(name, typed, default, seconds_of, "a duration", DURATIONS)
+    def restarts(value: object) -> Optional[int]:
+        return whole(value, 0, 99999)
+
+    def seconds(name: str, default: float) -> float:
+        return checked(name, default, seconds_of, "a duration", DURATIONS)
 
     return Policy(
-        timeout=seconds("timeout", options.timeout, 0.0),
-        grace=seconds("grace", options.grace, cluster.grace),
-        on_failure=checked(
-            "on_failure", options.on_failure, "abort", on_failure, " or ".join(ON_FAILURE), "give one of them"
-        ),
-        max_restarts=checked(
-            "max_restarts",
-            options.max_restarts,
-            0,
-            lambda value: whole(value, 0, 99999),
-            "a whole number",
-            "0 to 99999",
-        ),
-        lease=seconds("lease", options.lease, 0.0),
+        timeout=seconds("timeout", 0.0),
+        grace=seconds("grace", cluster.grace),
+        on_failure=checked("on_failure", "abort", on_failure, " or ".join(ON_FAILURE), "give one of them"),
+        max_restarts=checked("max_restarts", 0, restarts, "a whole number", "0 to 99999"),
+        lease=seconds("lease", 0.0),
         loss_timeout=cluster.loss_timeout,
     )

@@ -43,18 +43,9 @@ class ProcessStatus:
 
     def failure(self, node: str = "") -> RankExit:
         """Build the RankExit of a process that has failed. node: the name of its node."""
-        return RankExit(
-            self.role,
-            self.rank,
-            self.code or 0,
-            self.signal,
-            note=self.note,
-            error=self.error,
-            consequence=self.consequence,
-            timed_out=self.timed_out,
-            node=node,
-            attempt=self.attempt,
-        )
+        exit = RankExit(self.role, self.rank, self.code or 0, self.signal, node=node, attempt=self.attempt)
+        exit = exit._replace(note=self.note, error=self.error)
+        return exit._replace(consequence=self.consequence, timed_out=self.timed_out)
 
     @property
     def stopped(self) -> bool:
