@@ -130,11 +130,7 @@ class Examined:
 
 
 def examine(
-    fleet: Fleet,
-    request: Wanted,
-    ports: bool = True,
-    ping: bool = True,
-    container: ContainerSettings = NO_CONTAINER,
+    fleet: Fleet, request: Wanted, ports: bool = True, ping: bool = True, container: ContainerSettings = NO_CONTAINER
 ) -> Examined:
     """Open the fleet, probe each node, and check the answers. Errors of single nodes are in the result, and not raised.
 

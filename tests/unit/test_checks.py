@@ -9,7 +9,7 @@ import pytest
 from cases import cluster_of, facts_of, hosts
 
 from clustertool.model.checks.device_counts import CHECKS
-from clustertool.model.checks.each_node import check, covers, errors, unreachable
+from clustertool.model.checks.each_node import check, covers, disk, errors, unreachable
 from clustertool.model.facts import Facts
 from clustertool.model.finding import COLUMNS, Finding, Seen, cells
 from clustertool.model.hints import PROGRAM
@@ -19,11 +19,11 @@ GOOD: dict[str, Any] = {"user": "ann", "python": "3.9.2", "disk_free": 10**12, "
 
 
 def found(
-    keys: dict[str, Any] | None = None, need: int = 0, pings: dict[int, bool | None] | None = None, **each: Any
+    keys: dict[str, Any] | None = None, pings: dict[int, bool | None] | None = None, **each: Any
 ) -> dict[str, Finding]:
     """Column -> finding of one node."""
     cluster = cluster_of(hosts(1), **(keys or {}))
-    findings = check(cluster, facts_of(cluster, **{**GOOD, **each}), seen(pings, 1), need)
+    findings = check(cluster, facts_of(cluster, **{**GOOD, **each}), seen(pings, 1))
     assert all(finding.fix for finding in findings if finding.level in ("warn", "error"))
     return cells(findings, 0)
 
@@ -86,9 +86,10 @@ def test_a_small_difference_of_clocks_is_right() -> None:
 
 
 def test_the_disk_must_hold_what_is_sent() -> None:
-    assert found(disk_free=1 << 30, need=2 << 30)["disk"].level == "error"
-    assert found(disk_free=(2 << 30) + 1, need=2 << 30)["disk"].level == "warn"
-    assert found(disk_free=3 << 30, need=2 << 30)["disk"].level == "ok"
+    cluster = cluster_of(hosts(1))
+    for free, level in ((1 << 30, "error"), ((2 << 30) + 1, "warn"), (3 << 30, "ok")):
+        facts = facts_of(cluster, **{**GOOD, "disk_free": free})
+        assert disk(facts[0], 2 << 30).level == level
 
 
 def test_ports_that_conf_demands_are_checked() -> None:

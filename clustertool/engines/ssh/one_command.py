@@ -59,12 +59,7 @@ class OneCommand:
         Raises UsageError, with what to type instead, if another node starts it or has started it. start: claim the right to
         start; else only announce the command.
         """
-        request: SameCommandRequest = {
-            "command": self.digest,
-            "starter": self.starter,
-            "at": self._at,
-            "start": start,
-        }
+        request: SameCommandRequest = {"command": self.digest, "starter": self.starter, "at": self._at, "start": start}
         answer = fleet.ask_one(0, SAME_COMMAND(request))
         if answer["starter"]:
             where = self._names.get(answer["starter"], "another node")

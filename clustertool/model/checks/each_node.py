@@ -35,24 +35,18 @@ Wrong = Optional[Tuple[str, str]]  # what is wrong and the fix; None: nothing
 
 
 def check(
-    cluster: Cluster,
-    facts: ByNode,
-    seen: Seen,
-    need: int = 0,
-    ports: bool = True,
-    container: ContainerSettings = NO_CONTAINER,
+    cluster: Cluster, facts: ByNode, seen: Seen, ports: bool = True, container: ContainerSettings = NO_CONTAINER
 ) -> Tuple[Finding, ...]:
     """Collect the findings of all nodes that answered, without those of checks in CHECKS_OFF.
 
-    need: bytes that the workspace takes on each node (release and job's copy). ports: check the ports that conf.py names;
-    for a job its plan does this, which knows the ports that the job will use. container: of the job, for nodes that were
-    asked for their runtime.
+    ports: check the ports that conf.py names; for a job its plan does this, which knows the ports that the job will use.
+    container: of the job, for nodes that were asked for their runtime.
     """
     found: List[Finding] = []
     alike = _equal_by_machine(facts)
     for node, fact in sorted(alike.items()):
         found.append(_phases(node, fact.user, seen.phases.get(node, {})))
-        found += _check_node(cluster, fact, need, ports)
+        found += _check_node(cluster, fact, ports)
         found += _check_condition(cluster, fact)
         if node in seen.pings:
             found.append(_ping(node, seen.pings[node], answered=True))
@@ -104,7 +98,7 @@ def _phases(node: int, user: str, seconds: Mapping[str, float]) -> Finding:
     return Finding(node, "ssh", "warn", text, "; ".join(_PHASES[name] for name in slow))
 
 
-def _check_node(cluster: Cluster, fact: Facts, need: int, ports: bool) -> List[Finding]:
+def _check_node(cluster: Cluster, fact: Facts, ports: bool) -> List[Finding]:
     """Report python, rsync, disk, ports (if they are checked), and problems of root, tmp and nic that the node has found."""
     n = fact.node
     found = [Finding(n, "python", "ok", fact.python)]
@@ -115,7 +109,7 @@ def _check_node(cluster: Cluster, fact: Facts, need: int, ports: bool) -> List[F
         found.append(Finding(n, "rsync", level, f"does not run: {fact.rsync_error}", "install rsync again on the node"))
     else:
         found.append(Finding(n, "rsync", "ok", "yes" if fact.rsync else "no"))
-    found.append(disk(fact, need))
+    found.append(disk(fact, 0))
     if ports:
         found.append(_ports(cluster, n, fact))
     found += [Finding(n, *problem) for problem in fact.problems]

@@ -7,7 +7,10 @@ from typing import Any, Callable, Collection, Dict, Mapping, Type
 
 from clustertool.errors import ClustertoolError
 
+Values = Mapping[str, object]  # by the names of settings
 Reader = Callable[[object], object]
+ErrorKind = Type[ClustertoolError]
+Place = Callable[[str], str]  # how a message names a setting
 
 
 def one_of(*allowed: str) -> Callable[[object], str]:
@@ -27,12 +30,7 @@ def nearest(name: object, known: Collection[str], lead: str = "known keys:") -> 
     return f"did you mean {near[0]}?" if near else f"{lead} {', '.join(known)}"
 
 
-def read_values(
-    values: Mapping[str, object],
-    readers: Mapping[str, Reader],
-    error: Type[ClustertoolError],
-    place: Callable[[str], str],
-) -> Dict[str, Any]:
+def read_values(values: Values, readers: Mapping[str, Reader], error: ErrorKind, place: Place) -> Dict[str, Any]:
     """Read the settings of one source by the readers of their names: {name: value}. place: where the setting of a name is.
 
     Raises `error` for an unknown name, and for a value that its reader refuses.

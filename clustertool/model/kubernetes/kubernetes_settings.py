@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field, fields
-from typing import Callable, Collection, Dict, List, Mapping, Optional, Tuple, Type, TypeVar
+from typing import Callable, Collection, Dict, List, Mapping, Optional, Tuple, TypeVar
 
-from clustertool.errors import ClustertoolError, ConfigError, DataError, UsageError
-from clustertool.model.config.value_readers import nearest
+from clustertool.errors import ConfigError, DataError, UsageError
+from clustertool.model.config.value_readers import ErrorKind, Place, Values, nearest
 from clustertool.model.kubernetes.api_objects import Json, Manifest
 from clustertool.model.kubernetes.node_view import quantity
 from clustertool.model.kubernetes.object_names import QUEUE_LABEL
@@ -355,10 +355,7 @@ SETTINGS = tuple(_FIELDS)
 
 
 def read_settings(
-    conf: Mapping[str, object],
-    toml: Optional[Mapping[str, object]] = None,
-    typed: Optional[Mapping[str, object]] = None,
-    where: str = "conf.py",
+    conf: Values, toml: Optional[Values] = None, typed: Optional[Values] = None, where: str = "conf.py"
 ) -> KubernetesSettings:
     """Read and check the settings of conf.py, job.toml and the command line; later ones replace earlier ones.
 
@@ -380,7 +377,7 @@ def read_settings(
     return made
 
 
-def _read_source(values: Mapping[str, object], error: Type[ClustertoolError], place: Callable[[str], str]) -> Manifest:
+def _read_source(values: Values, error: ErrorKind, place: Place) -> Manifest:
     """Check the settings of one source; those that are None or "" are left out. Raises `error`.
 
     place: how a message names one.

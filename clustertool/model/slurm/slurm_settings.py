@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import re
 from dataclasses import Field, dataclass, field, fields
-from typing import Any, Callable, Dict, Mapping, Optional, Tuple, Type, TypeVar
+from typing import Any, Callable, Dict, Optional, Tuple, TypeVar
 
-from clustertool.errors import ClustertoolError, ConfigError, DataError, UsageError
+from clustertool.errors import ConfigError, DataError, UsageError
 from clustertool.model.config.hosts import Host, read_hosts
-from clustertool.model.config.value_readers import Reader, read_values
+from clustertool.model.config.value_readers import ErrorKind, Place, Reader, Values, read_values
 from clustertool.model.hints import PROGRAM
 from clustertool.model.quantities import whole
 from clustertool.model.slurm.slurm_times import as_limit
@@ -211,10 +211,7 @@ _READERS = {each.name: _or_default(each) for each in fields(SlurmSettings)}
 
 
 def read_settings(
-    conf: Mapping[str, object],
-    toml: Optional[Mapping[str, object]] = None,
-    typed: Optional[Mapping[str, object]] = None,
-    where: str = "conf.py",
+    conf: Values, toml: Optional[Values] = None, typed: Optional[Values] = None, where: str = "conf.py"
 ) -> SlurmSettings:
     """Read and check the settings of conf.py, job.toml and the command line.
 
@@ -232,9 +229,7 @@ def read_settings(
     return SlurmSettings(**found)
 
 
-def _read_source(
-    values: Mapping[str, object], error: Type[ClustertoolError], place: Callable[[str], str]
-) -> Dict[str, Any]:
+def _read_source(values: Values, error: ErrorKind, place: Place) -> Dict[str, Any]:
     """Read and check the settings of one source. Raises `error`: also for the key `login`, unless the source is conf.py.
 
     place: returns how a message names a setting.

@@ -17,7 +17,7 @@ from clustertool.model.wire.coordinator_messages import Incarnation, is_of_earli
 from clustertool.model.wire.frames import Header
 from clustertool.node.supervisor.allocation import Allocation
 from clustertool.node.supervisor.coordinator import epoch_decisions, job_decisions
-from clustertool.node.supervisor.coordinator.coordinator_link import CoordinatorLink, OwnLease
+from clustertool.node.supervisor.coordinator.coordinator_link import CoordinatorLink, OwnLease, StoreEnd
 from clustertool.node.supervisor.coordinator.member_connections import CoordinatorListener, JobMember, JobMembers
 from clustertool.node.supervisor.coordinator.standby_offers import StandbyOffer, StandbyOffers
 from clustertool.node.system.process_clock import ProcessClock, boottime
@@ -123,12 +123,7 @@ class CoordinatorServer(CoordinatorLink):
     """
 
     def __init__(
-        self,
-        spec: Spec,
-        me: Incarnation,
-        record: Callable[..., None],
-        allocation: Allocation,
-        store_end: Optional[Callable[[], float]] = None,
+        self, spec: Spec, me: Incarnation, record: Callable[..., None], allocation: Allocation, store_end: StoreEnd
     ) -> None:
         """Listen on the coordinator's port, and decide that this node has joined.
 
