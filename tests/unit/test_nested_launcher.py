@@ -12,7 +12,7 @@ from cases import cluster_of, hosts, job_of, of_role, plan_of
 
 from clustertool.cli.launchers import foreign_options
 from clustertool.cli.launchers.nested_launcher import find, nesting_warning
-from clustertool.model.config.job import Options
+from clustertool.model.config.job import Options, started_by
 from clustertool.verbs.clusterrun import OWN
 
 CLUSTER = cluster_of(hosts(2))
@@ -141,7 +141,7 @@ def test_a_command_of_job_toml_is_corrected_there() -> None:
 )
 def test_clusterrun_keeps_its_own_options(typed: str, right: str) -> None:
     launch = foreign_options.read(typed.split()[1:], OWN)
-    command = foreign_options.command(launch, launch.arguments)
+    command = started_by(launch.how, launch.arguments)
     options = Options(command=command, host_counts=bool(launch.total))
     text = nesting_warning(plan_of(CLUSTER, command=command), options, typed.split())
     assert text.endswith(f"\n  fix: {right}")

@@ -386,7 +386,7 @@ def test_a_file_that_grows_is_sent_as_it_was(job: Path, size: int, monkeypatch: 
     monkeypatch.setattr("clustertool.fleet.dispatch.cache._FRESH", 0.0)
     first = os.urandom(size)
     (job / "events").write_bytes(first)
-    real = w.exactly
+    real = w.read_exactly
 
     def read(fd: int, size: int, at: int) -> bytes:
         data = real(fd, size, at)
@@ -394,12 +394,12 @@ def test_a_file_that_grows_is_sent_as_it_was(job: Path, size: int, monkeypatch: 
             file.write(b"more")
         return data
 
-    monkeypatch.setattr(w, "exactly", read)
+    monkeypatch.setattr(w, "read_exactly", read)
     found = w.read_workspace(job)
     caller = Lines()
     workspace(caller, job)  # type: ignore[arg-type]
     assert caller.lines == ["written to while it was read: events; sent is what was there at first"]
-    monkeypatch.setattr(w, "exactly", real)
+    monkeypatch.setattr(w, "read_exactly", real)
     assert (found.size, found.grown) == (size, ("events",))
     with (job / "events").open("ab") as file:
         file.write(b"more")
@@ -521,7 +521,7 @@ def test_a_file_that_changes_while_it_is_read_is_named(
         (job / "a").write_text(next(contents)[::-1])
         return os.pread(fd, size, at)
 
-    monkeypatch.setattr(w, "exactly", read)
+    monkeypatch.setattr(w, "read_exactly", read)
     with pytest.raises(DataError, match="'a' changes while it is read") as caught:
         w.read_workspace(job)
     assert caught.value.fix == "try again when nothing writes it, or name it in .clusterignore"
