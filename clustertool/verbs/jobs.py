@@ -42,7 +42,10 @@ def jobs(call: Call) -> None:
 
 
 def _show_jobs(call: Call, engine: Engine) -> None:
-    """Ask the nodes that are connected for their jobs, and print the table with notes, or answer with JSON."""
+    """Ask the nodes that are connected for their jobs, and print the table with notes, or answer with JSON.
+
+    Also warns of processes of jobs that have no supervisor or no record any more.
+    """
     fleet = engine.fleet
     answers = find_jobs.ask_jobs(fleet, call.given.job)
     find_jobs.warn_of_remains(engine, answers)

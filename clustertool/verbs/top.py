@@ -135,7 +135,10 @@ class Top:
             self._screen.plain(self._picture, self._view, self._failed(), time.monotonic())
 
     def _run_live(self, samples: int | None) -> None:
-        """Draw the live view at each interval, key and change of the terminal's size, and handle keys, until the end."""
+        """Draw the live view at each interval, key and change of the terminal's size, and handle keys.
+
+        Ends at the key q on the page of ranks, or after `samples` intervals (None: no limit).
+        """
         console = rich_console(self._call.terminal)
         drawn, shown, at = 0, (0, 0), 0.0
         with keyboard(), Live(console=console, screen=True, auto_refresh=False) as live:

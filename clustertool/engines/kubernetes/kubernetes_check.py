@@ -118,7 +118,10 @@ def check_namespace(api: ClusterApi, job: KubernetesSettings) -> Iterator[Findin
 
 
 def check_kind(api: ClusterApi, job: KubernetesSettings) -> Iterator[Finding]:
-    """Yield an error if the resource definition of the dialect is not installed in the version that is used."""
+    """Yield an error if the resource definition of the dialect is not installed in the version that is used.
+
+    Yields nothing for kinds that are part of Kubernetes.
+    """
     kind = KINDS[WORKLOADS[job.dialect]]
     if kind.group in ("", "batch"):
         return

@@ -92,7 +92,8 @@ class KubernetesEngine(Engine):
     def open(self, lag: float | None = None, job: str = "", newest: bool = False) -> Fleet:
         """Connect to the agents in running pods, restore the records of ended ones, and return the fleet.
 
-        A pod is the host of its name. job, newest: see Engine.open. If a pod ends while its agent starts, all is done again.
+        A pod is the host of its name. job, newest: see Engine.open. If a pod ends while its agent starts, all is done again. If
+        a job is followed, it first starts the watch of its pods.
         """
         if self._followed:
             self._watch.start(self.store.owner)

@@ -31,7 +31,8 @@ class SshEngine(Engine):
 def _describe_part(part: NodePart) -> Description:
     """Describe a job by the deciding part of its records.
 
-    ENDED with its outcome, RUNNING; UNKNOWN also while it is only placed: another command may start it now.
+    Returns RUNNING, ENDED with its outcome, or UNKNOWN with a reason. A part that is only placed is UNKNOWN: another command
+    may start it now.
     """
     if part.state is JobState.UNKNOWN:
         return Description(EngineState.UNKNOWN, part.reason)

@@ -134,7 +134,7 @@ class JoinCoordinator:
             self._decide(decisions.Signalled((TimedOut if stop.code == TimedOut.code else Terminated)(stop.by)))
 
     def _end_with_reason(self) -> int:
-        """Wait for the engine's reason for a signal (some seconds), end the joining with it, and return the code."""
+        """Wait for the engine's reason for a signal, sending heartbeats, end the joining with it, and return the code."""
         outcome = self._node.allocation.turn()
         while outcome is None:
             ready = wait_for([self._signals.wake, *self._members.wires()], TICK)

@@ -77,7 +77,10 @@ def start_detached(reports: int, source: int, umask: int, *kept: int) -> None:
 
 
 def _start(arguments: Sequence[str], path: str, report: JoinReport) -> int:
-    """Read the join file, which may be in the bundle, and join under its engine with the options. Returns the exit code."""
+    """Read the join file, which may be in the bundle, and join under its engine with the options. Returns the exit code.
+
+    With --with-parent, the process gets SIGTERM when its parent ends.
+    """
     given = _parse_arguments(arguments)
     if given.with_parent:
         prctl.end_with_parent(signal.SIGTERM)
