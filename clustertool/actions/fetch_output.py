@@ -115,7 +115,7 @@ def _copy_from_node(
                 folder = NodeFolder(fleet, node, place)
                 entry = folder.find(wanted)
                 sent = folder.receive_file(wanted, entry, to, check)
-                spans = _ask_write_spans(fleet, job, node, place, wanted)
+                spans = _ask_write_spans(NodeFolder(fleet, node, posixpath.join(place, wanted)), job, wanted)
                 origin = origin_of(entry.changed, *spans) if spans else FileOrigin(True)
                 shared = () if origin == FileOrigin(True) else (SharedFile(wanted, origin, True),)
                 return Fetched(name, to / posixpath.basename(wanted), sent.files, sent.bytes, shared)
@@ -133,7 +133,7 @@ def _copy_folder(
     Of a folder in which several jobs have run, only the files that are this job's by their times are copied. Raises NotFound.
     """
     folder = NodeFolder(fleet, node, posixpath.join(place, wanted))
-    spans = _ask_write_spans(fleet, job, node, place, wanted)
+    spans = _ask_write_spans(folder, job, wanted)
     if spans is None:
         return folder.receive(to, check), ()
     entries = [(entry, origin_of(entry.changed, *spans)) for entry in folder.entries()]
@@ -147,14 +147,12 @@ def _copy_folder(
     return sent, tuple(shared)
 
 
-def _ask_write_spans(
-    fleet: Fleet, job: str, node: int, place: str, path: str
-) -> tuple[WriteSpan, list[WriteSpan]] | None:
-    """Ask a node when this job could write to `path` in `place`, and when other jobs could: (span, spans of the others).
+def _ask_write_spans(at: NodeFolder, job: str, path: str) -> tuple[WriteSpan, list[WriteSpan]] | None:
+    """Ask a node when this job could write to a place there, and when other jobs could: (span, spans of the others).
 
-    None if only this job has worked there.
+    at: the place, a folder or a file. path: the same place in the job's directory. None if only this job has worked there.
     """
-    answer = fleet.ask_one(node, SPANS({"job": job, "dir": posixpath.join(place, path), "path": path}))
+    answer = at.fleet.ask_one(at.node, SPANS({"job": job, "dir": at.path, "path": path}))
     spans = [WriteSpan(*row) for row in answer["spans"]]
     own = next((span for span in spans if span.job == job), None)
     return None if own is None else (own, [span for span in spans if span.job != job])

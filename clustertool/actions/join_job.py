@@ -123,4 +123,4 @@ def _files_for_plan(request: RunRequest, folder: Path) -> tuple[str, ...]:
     """List the files of the folder if the plan needs them, for shards or to find the default command; else ()."""
     spec = request.spec
     needed = spec is not None and (spec.shards or not (spec.trainer.command and spec.pserver.command))
-    return typed_machine.folder_files(folder) if needed else ()
+    return tuple(typed_machine.folder_files(folder)) if needed else ()

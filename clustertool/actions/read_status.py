@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
-from itertools import islice
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from clustertool.actions.find_jobs import ListedJob, lost_nodes_error, state_text
@@ -66,9 +65,7 @@ def _nodes_by_rank(answers: Mapping[int, StatusAnswer]) -> dict[tuple[str, int],
 
     None if no node has it (older records).
     """
-    headers = [
-        header for _, answer in sorted(answers.items()) for header in islice(_headers_with_places(answer["events"]), 1)
-    ]
+    headers = filter(None, (_header_with_places(answer["events"]) for _, answer in sorted(answers.items())))
     votes = Counter(json.dumps([event["places"], len(event.get("nodes", ()))]) for event in headers)
     if not votes:
         return None
@@ -76,11 +73,12 @@ def _nodes_by_rank(answers: Mapping[int, StatusAnswer]) -> dict[tuple[str, int],
     return {(role, rank): node for role, rank, node in unpack(places, nodes)}
 
 
-def _headers_with_places(events: Iterable[Event]) -> Iterator[JobEvent]:
-    """Yield the job headers of the first epoch that have the places of ranks."""
+def _header_with_places(events: Iterable[Event]) -> JobEvent | None:
+    """Return the first job header of the first epoch that has the places of ranks, None without any."""
     for event in events:
         if event["type"] == "job" and event.get("places") and not event.get("epoch"):
-            yield event
+            return event
+    return None
 
 
 def unrecorded_dict(job: ListedJob) -> StatusJson:

@@ -126,19 +126,8 @@ def process(one: CardProcess) -> str:
     """Format a process on a device: `anna python3 (pid 12) 3.1 GiB`, with job and rank if it belongs to a job of this tool."""
     rank = f"{one['role']} {one['rank']}" if one.get("rank") and one.get("role") else ""
     job = f"job {one['job']}" if one.get("job") else ""
-    return " ".join(
-        filter(
-            None,
-            [
-                one.get("user", ""),
-                one.get("name", ""),
-                f"(pid {one['pid']})",
-                job,
-                rank,
-                memory(one.get("memory"), None),
-            ],
-        )
-    )
+    program = (one.get("user", ""), one.get("name", ""), f"(pid {one['pid']})")
+    return " ".join(filter(None, (*program, job, rank, memory(one.get("memory"), None))))
 
 
 def engine_nodes_table(nodes: Iterable[EngineNode], terminal: Terminal) -> None:

@@ -77,25 +77,22 @@ class _DataEvent:
         self._event.clear()
 
 
-class Output:
-    """The two output streams of a command. take: gets each piece, and whether it is of stderr."""
+def collect_output(channel: Any, take: Callable[[bytes, bool], None], end: float) -> bool:
+    """Pass all bytes of both output streams of a command to `take`, with whether they are of stderr.
 
-    def __init__(self, channel: Any, take: Callable[[bytes, bool], None]) -> None:
-        self._channel, self._take = channel, take
-
-    def collect(self, end: float) -> bool:
-        """Pass all bytes of both streams to `take`. Return True at their end, False at `end` (time.monotonic())."""
-        channel, wait = self._channel, _make_wait(self._channel)
-        while True:
-            last = bool(channel.eof_received or channel.closed)  # tested before reading: nothing comes after it
-            while channel.recv_ready() and time.monotonic() < end:
-                self._take(channel.recv(_CHUNK), False)
-            while channel.recv_stderr_ready() and time.monotonic() < end:
-                self._take(channel.recv_stderr(_CHUNK), True)
-            left = end - time.monotonic()
-            if last or left <= 0:
-                return last
-            wait(min(left, 60.0))
+    Return True at their end, False at `end` (time.monotonic()).
+    """
+    wait = _make_wait(channel)
+    while True:
+        last = bool(channel.eof_received or channel.closed)  # tested before reading: nothing comes after it
+        while channel.recv_ready() and time.monotonic() < end:
+            take(channel.recv(_CHUNK), False)
+        while channel.recv_stderr_ready() and time.monotonic() < end:
+            take(channel.recv_stderr(_CHUNK), True)
+        left = end - time.monotonic()
+        if last or left <= 0:
+            return last
+        wait(min(left, 60.0))
 
 
 def _make_wait(channel: Any) -> Callable[[float], None]:

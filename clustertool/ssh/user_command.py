@@ -21,9 +21,9 @@ from clustertool.ssh.channel import (
     BROKEN,
     KEEP,
     MOST_BYTES,
-    Output,
     Programs,
     Shells,
+    collect_output,
     discard,
     guarded,
     late_login,
@@ -163,7 +163,10 @@ class Commands:
         """
         end = time.monotonic() + timeout
         streams = [_AfterMark(mark.encode(), b"", take, False), _AfterMark(mark.encode(), link.noise, take, True)]
-        output = Output(channel, lambda data, error: streams[error].take(data))
+
+        def output(data: bytes, error: bool) -> None:
+            streams[error].take(data)
+
         try:
             with self._lock:
                 if self._ended:
@@ -200,9 +203,9 @@ class Commands:
         return code if code >= 0 else 255
 
 
-def _ends_in_time(channel: Any, output: Output, end: float) -> bool:
+def _ends_in_time(channel: Any, output: Take, end: float) -> bool:
     """Read the output until `end`; return whether the command has ended by then. It may have closed its streams before."""
-    return output.collect(end) and bool(channel.status_event.wait(max(0.0, end - time.monotonic())))
+    return collect_output(channel, output, end) and bool(channel.status_event.wait(max(0.0, end - time.monotonic())))
 
 
 def _request_end(channel: Any) -> None:

@@ -54,19 +54,9 @@ from clustertool.model.link_answer import LinkAnswer
 from clustertool.model.planning import requests
 from clustertool.model.planning.plan import Plan, plan
 from clustertool.model.quantities import count
+from clustertool.model.wire import messages
 from clustertool.model.wire.agent_answers import StopAnswer
 from clustertool.model.wire.agent_requests import ProbeWanted, StopHow
-from clustertool.model.wire.messages import (
-    CLEAN,
-    FOLLOW,
-    LINK_CLOSE,
-    LINK_OPEN,
-    LINK_SEND,
-    LINK_TRY,
-    Answered,
-    Request,
-    stop_request,
-)
 from clustertool.model.wire.stream_messages import StreamFrame
 from clustertool.show.job_text import stop_text
 from clustertool.show.program_name import commanded
@@ -225,7 +215,7 @@ def _test_links(fleet: Fleet, facts: ByNode, ports: Mapping[int, Sequence[int]],
         speeds, left = links.measure_speeds(found.pairs, working) if bandwidth else ({}, 0)
     finally:
         for agent in fleet.agents.values():
-            agent.send(LINK_CLOSE({}))  # no caller waits for that
+            agent.send(messages.LINK_CLOSE({}))  # no caller waits for that
     folded = name_folder(fleet.cluster)
     findings = link_plan.judge(tries, sorted(facts), folded) + link_plan.slow_links(speeds, folded)
     for node, error in links.failed.items():
@@ -240,7 +230,7 @@ class _Links:
         self.failed: dict[int, ClustertoolError] = {}
         self._fleet, self._addresses, self._token = fleet, addresses, secrets.token_hex(16)
 
-    def _ask(self, asked: Mapping[int, Request[Answered]]) -> dict[int, Answered]:
+    def _ask(self, asked: Mapping[int, messages.Request[messages.Answered]]) -> dict[int, messages.Answered]:
         """Send requests to nodes, and return the answers by node. Errors are stored in `failed`."""
         gathered = self._fleet.ask(asked, _LINK_PATIENCE)
         self.failed.update(gathered.failed)
@@ -249,7 +239,9 @@ class _Links:
     def open(self, ports: Mapping[int, Sequence[int]]) -> dict[int, tuple[int, ...]]:
         """Open ports on nodes, and return those that listen now, by node."""
         asked = {
-            node: LINK_OPEN({"node": node, "address": self._addresses[node], "ports": list(some), "token": self._token})
+            node: messages.LINK_OPEN(
+                {"node": node, "address": self._addresses[node], "ports": list(some), "token": self._token}
+            )
             for node, some in ports.items()
         }
         return {node: tuple(answer["ports"]) for node, answer in self._ask(asked).items()}
@@ -260,7 +252,7 @@ class _Links:
         for node, some in targets.items():
             if some:
                 wanted = [(peer, self._addresses[peer], port) for peer, port in some]
-                asked[node] = LINK_TRY({"token": self._token, "seconds": _LINK_TRY_SECONDS, "targets": wanted})
+                asked[node] = messages.LINK_TRY({"token": self._token, "seconds": _LINK_TRY_SECONDS, "targets": wanted})
         return [link_plan.Try(node, *row) for node, answer in self._ask(asked).items() for row in answer["tries"]]
 
     def measure_speeds(
@@ -280,7 +272,9 @@ class _Links:
                 for a, b in links.items():
                     if (a, b) in working:
                         target = (b, self._addresses[b], working[a, b])
-                        asked[a] = LINK_SEND({"token": self._token, "seconds": _LINK_SEND_SECONDS, "target": target})
+                        asked[a] = messages.LINK_SEND(
+                            {"token": self._token, "seconds": _LINK_SEND_SECONDS, "target": target}
+                        )
                 for a, answer in self._ask(asked).items():
                     if "speed" in answer:
                         speeds[a, links[a]] = float(answer["speed"])
@@ -481,7 +475,7 @@ def _try_framework(
     facts: with the ROOT_DIRs that nodes share. A note reports the start.
     """
     mine = identity(f"check-{job_id()}")
-    fleet.ask(dict.fromkeys(fleet.agents, LINK_CLOSE({})))  # its ports may be wanted now
+    fleet.ask(dict.fromkeys(fleet.agents, messages.LINK_CLOSE({})))  # its ports may be wanted now
     try:
         facts = shared_roots.confirm_root_ids(fleet, facts)
         made = _start_trial(call, fleet, facts, order, mine)
@@ -489,7 +483,7 @@ def _try_framework(
         where = f"{count(len(made.nodes), 'node')} ({count(len(made.processes), 'rank')})"
         limit = f"gives up after {order.seconds:g} s without progress (--timeout)"
         call.terminal.note(f"testing {order.name} on {where}; {limit}")
-        fleet.ask(dict.fromkeys(fleet.agents, FOLLOW({"job": made.job_id, "logs": "all"}))).all()
+        fleet.ask(dict.fromkeys(fleet.agents, messages.FOLLOW({"job": made.job_id, "logs": "all"}))).all()
         return facts, _follow_trial(call, fleet, made.job_id, order, ear)
     finally:
         _end_trial(call, fleet, mine.job_id, _TRIAL_LEAVING if ear.watch.status.outcome else _TRIAL_ENDING)
@@ -544,8 +538,8 @@ def _end_trial(call: Call, fleet: Fleet, job: str, seconds: float) -> None:
     seconds: the timeout of each.
     """
     how: StopHow = {"by": f"{commanded()} check", "code": 143, "grace": 0.0, "force": True}
-    stopped = fleet.ask(dict.fromkeys(fleet.agents, stop_request(job, how)), timeout=seconds, patient=True)
-    clean = dict.fromkeys(stopped.ok, CLEAN({"job": job, "exact": True}))
+    stopped = fleet.ask(dict.fromkeys(fleet.agents, messages.stop_request(job, how)), timeout=seconds, patient=True)
+    clean = dict.fromkeys(stopped.ok, messages.CLEAN({"job": job, "exact": True}))
     cleaned = fleet.ask(clean, timeout=seconds, patient=True)
     answers: dict[int, StopAnswer | ClustertoolError] = {**stopped.ok, **stopped.failed}
     for node, answer in answers.items():

@@ -80,7 +80,7 @@ def test_the_digest_of_a_folder_covers_its_program(tmp_path: Path) -> None:
         (tmp_path / path).write_text(text)
         assert typed_machine.folder_digest(tmp_path) != first, path
         first = typed_machine.folder_digest(tmp_path)
-    assert typed_machine.folder_files(tmp_path) == ("model.pt", "train.py", "conf/a.yaml", "package/model.py")
+    assert list(typed_machine.folder_files(tmp_path)) == ["model.pt", "train.py", "conf/a.yaml", "package/model.py"]
 
 
 def test_a_folder_with_too_many_files_has_no_digest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

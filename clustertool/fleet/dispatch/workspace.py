@@ -226,7 +226,7 @@ def _read_digests(
     room = _READ
     for some in _read_all(walk, todo, crew):
         for path, content in some:
-            if content.private and not walk.taken(path):
+            if content.private and not walk.own.taken(path):
                 walk.left_out.append(LeftOut(path, PRIVATE_KEY, content.info.st_size))
                 continue
             infos[path] = content.info
@@ -259,8 +259,8 @@ def _read_all(walk: _Walk, todo: Sequence[Found], crew: _Readers) -> Iterator[_R
         return [(path, content) for path, content in read if content is not None]
 
     yield from crew.each(names, _in_batches([item for item in todo if item[1].st_size <= TINY]))
-    yield from crew.at_once(names, ([item] for item in todo if item[1].st_size > SMALL))
-    yield from crew.at_once(names, _in_batches([item for item in todo if TINY < item[1].st_size <= SMALL]))
+    yield from crew.pool.map(names, ([item] for item in todo if item[1].st_size > SMALL))
+    yield from crew.pool.map(names, _in_batches([item for item in todo if TINY < item[1].st_size <= SMALL]))
 
 
 def _in_batches(items: Sequence[Found]) -> Iterator[Sequence[Found]]:
@@ -316,7 +316,7 @@ class _Readers:
     """A pool of threads that read files. Small files are read in the calling thread until one has to wait for the disk."""
 
     def __init__(self, pool: Executor) -> None:
-        self._pool = pool
+        self.pool = pool  # for work that is done in all threads at once
         self._waits = False
 
     def each(self, do: Callable[[_Item], _Result], items: Iterable[_Item]) -> Iterator[_Result]:
@@ -327,11 +327,7 @@ class _Readers:
             result = do(item)
             self._waits = time.monotonic() - since > _WAIT + 2 * (time.thread_time() - busy)
             yield result
-        yield from self.at_once(do, rest)
-
-    def at_once(self, do: Callable[[_Item], _Result], items: Iterable[_Item]) -> Iterator[_Result]:
-        """Start do(item) for all items in the threads, and return an iterator over the results, in order."""
-        return self._pool.map(do, items)
+        yield from self.pool.map(do, rest)
 
 
 # -- the walk ---------------------------------------------------------------------------------------------------------
@@ -346,9 +342,9 @@ class _Walk:
         self.unsure: list[str] = []
         self.grown: list[str] = []
         self.problems: dict[str, str] = {}
-        self._own = IgnoreLines()
+        self.own = IgnoreLines()  # .clusterignore
         with self.noting(IGNORE_FILE):
-            self._own = _read_lines(top / IGNORE_FILE)
+            self.own = _read_lines(top / IGNORE_FILE)
         # Folder -> the files of ignore_from in it, the last one first; folders count from the top of the repository.
         self._others: dict[str, list[tuple[str, IgnoreLines]]] = {}
         self._repositories: set[str] = set()  # below: the files above them have no meaning there
@@ -373,10 +369,6 @@ class _Walk:
                 self.left_out.append(LeftOut(path, VANISHED, 0))
             else:
                 self.problems[path or str(self.top)] = f"cannot be read: {error.strerror}"
-
-    def taken(self, path: str) -> bool:
-        """Check whether a line of .clusterignore takes a file that would not be sent: `!PATH`."""
-        return self._own.taken(path)
 
     def _read_above(self) -> str:
         """Read the files of ignore_from in the folders above the workspace, up to the top of its git repository.
@@ -455,7 +447,7 @@ class _Walk:
         if why:
             self.left_out.append(LeftOut(path + "/" * is_dir, why, _size(entry.path, info)))
             return
-        if entry.name == os.fsencode(_MAYBE_SECRET) and not is_dir and not self.taken(path):
+        if entry.name == os.fsencode(_MAYBE_SECRET) and not is_dir and not self.own.taken(path):
             self.unsure.append(path)
         found.append((path, info))
 
@@ -468,7 +460,7 @@ class _Walk:
         if name in _ANYWHERE:
             return _ANYWHERE[name]
         whole = path + "/" * is_dir
-        ignored, taken = self._own.ignored(whole), self._own.taken(whole)
+        ignored, taken = self.own.ignored(whole), self.own.taken(whole)
         if ignored is None and not taken and (why := self._reason_of_jobs(entry, path, is_dir, top)):
             return why
         if is_dir and os.path.exists(entry.path + b"/pyvenv.cfg"):
@@ -514,7 +506,7 @@ class _Walk:
         if b"__init__.py" in names or (not marked and any(name.endswith(b".py") for name in names)):
             self._code[path] = None
             return True
-        sent = {name[1:].strip("/").rstrip() for name in self._own.texts if name.startswith("!")}
+        sent = {name[1:].strip("/").rstrip() for name in self.own.texts if name.startswith("!")}
         part = {parent for name in _tracked_files(folder) for parent in _parents(f"{path}/{name}")}
         part |= {parent for name in sent if name.startswith(path + "/") for parent in _parents(posixpath.dirname(name))}
         if part:

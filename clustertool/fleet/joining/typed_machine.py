@@ -73,15 +73,10 @@ def _ip(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
     return ipaddress.ip_address(text.partition("%")[0])
 
 
-def folder_files(top: Path) -> tuple[str, ...]:
-    """List all files below `top`, relative to it; without results, logs, hidden folders and virtual environments."""
-    return tuple(_walk(top))
-
-
 def folder_digest(top: Path) -> str:
     """Hash names and content of the program files below `top`; "" where there are too many files to read at a start."""
     found = hashlib.sha256()
-    for number, path in enumerate(_walk(top)):
+    for number, path in enumerate(folder_files(top)):
         if number >= _MOST:
             return ""
         if path.endswith(PROGRAM_FILES):
@@ -89,7 +84,7 @@ def folder_digest(top: Path) -> str:
     return found.hexdigest()
 
 
-def _walk(top: Path) -> Iterator[str]:
+def folder_files(top: Path) -> Iterator[str]:
     """Yield files below `top`, relative to it, sorted; without results, logs, hidden folders and virtual environments."""
     for folder, folders, names in os.walk(top):
         kept = (name for name in folders if name not in _LEFT_OUT and not name.startswith("."))
