@@ -451,10 +451,10 @@ class _Detached(Exception):
 
 
 def wait_for_start(call: Call, engine: Engine, job: str, grace: float) -> bool:
-    """Wait until a queued job has started, with a note at each change, and return True; False if the user has left it.
+    """Wait until a queued job has started, with a note at each change, and return True; False if the user detaches.
 
-    An interrupt, or a job that is stuck for too long, cancels the job and is raised. Raises EndedBefore, after printing the log
-    of the start.
+    The user detaches by Ctrl+D or a hangup. An interrupt, or a job that is stuck for too long, cancels the job and is raised.
+    Raises EndedBefore, after printing the log of the start.
     """
     key = DetachKey()
     key.discard_input()

@@ -322,7 +322,7 @@ class SlurmEngine(Engine):
     def starts_again(self, job: str, attempt: int) -> bool:
         """Return whether Slurm starts the job again after this attempt; poll Slurm up to 20 s until that is decided.
 
-        False for a step, a job that Slurm may not requeue, and one that has ended.
+        False for a step, a job that Slurm may not requeue, one that has ended, and if it is not decided by then.
         """
         slurm, end = self.slurm.patient, time.monotonic() + _LEAVING
         about = slurm.submissions().get(job)

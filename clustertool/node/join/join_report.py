@@ -38,7 +38,7 @@ class JoinReport:
     def guarded(self, work: Callable[[], int]) -> int:
         """Run the work, and return its exit code; report a ClustertoolError, and return its code.
 
-        Another error is printed, and gives 70.
+        Another error is printed, and gives 70. KeyboardInterrupt gives the code of Interrupted.
         """
         try:
             return work()
