@@ -7,7 +7,9 @@ command: its pid, exit code and terminal are those that a new process would have
 Ctrl+C while Python starts) start new processes.
 
 There are two servers: one for commands, and one for joining processes, whose interpreter has their options. /proc shows the
-environment and the command line of a joining process as it does for a new one.
+environment and the command line of a joining process as it does for a new one. A command that starts a joining process
+(fleet/joining/join_process.py) forks it: its child has the command's modules, but the signals, descriptors, folder and
+environment of a new process.
 """
 
 from __future__ import annotations
@@ -31,8 +33,10 @@ import subprocess
 import sys
 import termios
 import threading
+import time
+import types
 from collections.abc import Mapping, Sequence
-from fcntl import ioctl
+from fcntl import F_DUPFD, fcntl, ioctl
 from pathlib import Path
 from typing import IO, Any, NoReturn
 
@@ -109,11 +113,13 @@ class Starter:
         terminal: bool = False,
         network: int | None = None,
         init: Path | None = None,
+        inside: int = 0,
     ) -> Forked:
         """Start a command. streams: its stdin, stdout and stderr. terminal: stdin becomes its controlling terminal.
 
         network: a descriptor of the network namespace that it enters. init: a script of sh that arranges the mounts of its
-        own mount namespace before.
+        own mount namespace before. inside: a process whose namespaces it enters, all of them, as with nsenter: the Forked
+        is its parent, which ends as it ends, and takes it along when killed.
         """
         request = {
             "argv": list(argv),
@@ -122,6 +128,7 @@ class Starter:
             "terminal": terminal,
             "network": network is not None,
             "init": str(init or ""),
+            "inside": inside,
         }
         descriptors = [*streams, *([] if network is None else [network])]
         with self._lock:
@@ -160,14 +167,14 @@ def can_join() -> bool:
     return not os.waitpid(pid, 0)[1]
 
 
-def start_joining(argv: Sequence[str], env: Mapping[str, str]) -> Forked:
-    """Start a joining process, whose standard streams are pipes."""
+def start_joining(argv: Sequence[str], env: Mapping[str, str], cwd: Path | None = None, inside: int = 0) -> Forked:
+    """Start a joining process, whose standard streams are pipes. inside: see Starter.start."""
     if not _starter_of_joining:
         _starter_of_joining.append(Starter("-ESs", kind=JOIN))
     stdin, stdout, stderr = os.pipe(), os.pipe(), os.pipe()
     theirs = (stdin[0], stdout[1], stderr[1])
     try:
-        process = _starter_of_joining[0].start(argv, Path.cwd(), env, theirs)
+        process = _starter_of_joining[0].start(argv, cwd or Path.cwd(), env, theirs, inside=inside)
     finally:
         for descriptor in theirs:
             os.close(descriptor)
@@ -226,9 +233,7 @@ def _report_ended(connection: socket.socket) -> None:
 def become(request: Mapping[str, Any], descriptors: Sequence[int], kind: str) -> None:
     """Make this process the one that a new start with the request's settings would have made."""
     libc = ctypes.CDLL(None, use_errno=True)
-    if kind == JOIN:
-        _show(libc, request["argv"], request["env"])
-    else:
+    if kind != JOIN or request["inside"]:
         libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     os.setsid()
     for number, descriptor in enumerate(descriptors[:3]):
@@ -237,16 +242,130 @@ def become(request: Mapping[str, Any], descriptors: Sequence[int], kind: str) ->
         ioctl(0, termios.TIOCSCTTY, 0)
     if request["network"] and libc.setns(descriptors[3], CLONE_NEWNET):
         raise OSError(ctypes.get_errno(), "setns")
-    os.closerange(3, os.sysconf("SC_OPEN_MAX") if os.sysconf("SC_OPEN_MAX") < 1 << 16 else 1 << 16)
+    _close_from(3)
     if request["init"]:
         if libc.unshare(CLONE_NEWNS):
             raise OSError(ctypes.get_errno(), "unshare")
         subprocess.run(["mount", "--make-rprivate", "/"], check=True)
         subprocess.run(["sh", request["init"], "true"], check=True)
+    if request["inside"]:
+        _enter(libc, request["inside"])
+    if kind == JOIN:
+        _show(libc, request["argv"], request["env"])
     os.environ.clear()
     os.environ.update(request["env"])
     os.chdir(request["cwd"])
     _open_streams()
+
+
+def _enter(libc: ctypes.CDLL, process: int) -> None:
+    """Enter the namespaces of a process. Returns in a child only, which is in its process namespace, too."""
+    descriptors = [os.open(f"/proc/{process}/ns/{kind}", os.O_RDONLY) for kind in ("net", "uts", "ipc", "pid", "mnt")]
+    for descriptor in descriptors:
+        if libc.setns(descriptor, 0):
+            raise OSError(ctypes.get_errno(), "setns")
+        os.close(descriptor)
+    pid = os.fork()
+    if pid == 0:
+        libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        return
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    if code < 0:
+        with contextlib.suppress(OSError):  # SIGKILL's is fixed
+            signal.signal(-code, signal.SIG_DFL)
+        os.kill(os.getpid(), -code)
+    os._exit(code & 0xFF)
+
+
+class JoinFork:
+    """A joining process that a command forks, with what JoinChild uses of subprocess.Popen.
+
+    Where the command has threads, or /proc would not show the child as a new process, the child starts Python.
+    """
+
+    def __init__(
+        self, argv: Sequence[str], *, cwd: Path, env: Mapping[str, str], pass_fds: Sequence[int], **_: object
+    ) -> None:
+        stdin, stdout, stderr = os.pipe(), os.pipe(), os.pipe()
+        theirs = (stdin[0], stdout[1], stderr[1])
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+        self._code: int | None = None
+        alone = threading.active_count() == 1
+        self.pid = os.fork()
+        if self.pid == 0:
+            try:
+                self._run(argv, cwd, env, theirs, pass_fds, alone)
+            except SystemExit as end:
+                _end(end.code if isinstance(end.code, int) else int(end.code is not None))
+            finally:
+                sys.excepthook(*sys.exc_info())  # type: ignore[arg-type]
+                os._exit(1)
+        for descriptor in theirs:
+            os.close(descriptor)
+        self.stdin = os.fdopen(stdin[1], "wb")
+        self.stdout, self.stderr = os.fdopen(stdout[0], "rb"), os.fdopen(stderr[0], "rb")
+
+    @staticmethod
+    def _run(
+        argv: Sequence[str],
+        cwd: Path,
+        env: Mapping[str, str],
+        streams: Sequence[int],
+        kept: Sequence[int],
+        alone: bool,
+    ) -> None:
+        """Become a joining process, and run it. Raises SystemExit. alone: the command had no other thread."""
+        atexit._clear()
+        signal.set_wakeup_fd(-1)
+        for number in signal.valid_signals():
+            if callable(signal.getsignal(number)):
+                signal.signal(number, signal.SIG_DFL)
+        os.setsid()
+        os.chdir(cwd)
+        copies = [fcntl(descriptor, F_DUPFD, 3) for descriptor in streams]  # a pipe may have one of the numbers 0 to 2
+        for number, descriptor in enumerate(copies):
+            os.dup2(descriptor, number)
+        _close_from(3, kept)
+        for descriptor in kept:
+            os.set_inheritable(descriptor, True)
+        try:
+            assert alone
+            _show(ctypes.CDLL(None, use_errno=True), argv, env)
+        except (AssertionError, OSError):
+            os.execve(argv[0], argv, env)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        os.environ.clear()
+        os.environ.update(env)
+        _open_streams()
+        run(argv, JOIN)
+
+    def poll(self) -> int | None:
+        if self._code is None:
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            self._code = os.waitstatus_to_exitcode(status) if pid else None
+        return self._code
+
+    def wait(self, timeout: float | None = None) -> int:
+        end = time.monotonic() + timeout if timeout is not None else float("inf")
+        while (code := self.poll()) is None:
+            if time.monotonic() > end:
+                raise subprocess.TimeoutExpired("the joining process", timeout or 0.0)
+            time.sleep(0.005)
+        return code
+
+    def send_signal(self, number: int) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+
+def _close_from(first: int, kept: Sequence[int] = ()) -> None:
+    """Close all descriptors from a number on, but those that are kept."""
+    for name in os.listdir("/proc/self/fd"):
+        if int(name) >= first and int(name) not in kept:
+            with contextlib.suppress(OSError):  # that of the list itself
+                os.close(int(name))
 
 
 class MemoryMap(ctypes.Structure):
@@ -344,7 +463,10 @@ def _import_all(kind: str) -> None:
         if not module.name.startswith("clustertool.node") and not module.name.endswith("join_process"):
             with contextlib.suppress(ImportError):
                 importlib.import_module(module.name)
+    importlib.import_module("clustertool.node.join.main")
     importlib.import_module("invoke.main")
+    parts = {"Popen": JoinFork, "PIPE": subprocess.PIPE, "TimeoutExpired": subprocess.TimeoutExpired}
+    sys.modules["clustertool.fleet.joining.join_process"].subprocess = types.SimpleNamespace(**parts)  # type: ignore[attr-defined]
 
 
 def main() -> NoReturn:

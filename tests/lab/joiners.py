@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from clustertool.model.joining.join_file import MeetingPoint, OwnSettings
+from tests import forked
 from tests.lab.lab import HOME, Lab
 from tests.node.joining import JoinBench, Machine
 
@@ -28,7 +30,10 @@ class LabMachine(Machine):
         self.lab, self.node = lab, node
         self.pid = 0  # of the joining process, as this machine sees it
 
-    def _popen(self, argv: Sequence[str]) -> subprocess.Popen[bytes]:
+    def _popen(self, argv: Sequence[str]) -> subprocess.Popen[bytes] | forked.Forked:
+        if argv[0] == sys.executable and not self.argv and forked.can_join():
+            env = self.lab.node_environ(self.env)
+            return forked.start_joining(argv, env, HOME, inside=self.lab.boots[self.node].init)
         pipe = subprocess.PIPE
         return self.lab.start_on(self.node, argv, HOME, self.env, stdin=pipe, stdout=pipe, stderr=pipe)
 
@@ -45,7 +50,7 @@ class LabMachine(Machine):
     def signal(self, number: int) -> None:
         os.kill(self.pid, number)
         if number == signal.SIGCONT and self.popen is not None:
-            os.kill(self.popen.pid, number)  # nsenter stops when its child is stopped
+            os.kill(self.popen.pid, number)  # nsenter, if there is one, stops when its child is stopped
 
     def living(self) -> list[int]:
         """Processes of the node, but for its sshd, as this machine sees them."""

@@ -214,10 +214,13 @@ class Lab:
         cwd: as the node sees it. It dies with the thread that calls this, as a command on the laptop does.
         """
         enter = [*_dies_with_us(), "nsenter", "-t", str(self.boots[i].init), "-m", "-u", "-i", "-n", "-p"]
-        base = {"PATH": PATH, "HOME": str(HOME), "USER": "root", "LOGNAME": "root", "LANG": "C.UTF-8", **env}
-        given = [f"{name}={value}" for name, value in base.items()]
+        given = [f"{name}={value}" for name, value in self.node_environ(env).items()]
         shell = [*_dies_with_us(), "env", "-i", *given, "sh", "-c", 'cd "$0" && exec "$@"', str(cwd)]
         return subprocess.Popen([*enter, *shell, *argv], **popen)
+
+    def node_environ(self, env: Mapping[str, str]) -> dict[str, str]:
+        """The environment of a command that is typed on a node with the further variables `env`."""
+        return {"PATH": PATH, "HOME": str(HOME), "USER": "root", "LOGNAME": "root", "LANG": "C.UTF-8", **env}
 
     def processes(self, i: int) -> list[Process]:
         """What lives on node i, its sshd included (but for an init of its own); empty while it is down."""

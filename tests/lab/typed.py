@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from tests import forked
 from tests.cli import CLUSTERRUN, REPO, Done, LabSite, Process, Running, Site, until
 from tests.lab.lab import HOME, Lab
 
@@ -22,8 +23,6 @@ SECRET = "typed5on5every5machine5of5the5lab"
 
 class TypedSite(Site):
     """Commands run inside node `node`, in the folder ~/`name`. env: of the user's shell there."""
-
-    forks = False  # its commands are in all namespaces of the node
 
     def __init__(self, lab: Lab, node: int, name: str = "work", **env: str) -> None:
         self.lab, self.node = lab, node
@@ -37,6 +36,11 @@ class TypedSite(Site):
     def popen(self, argv: Sequence[str], env: Mapping[str, str], **options: Any) -> subprocess.Popen[bytes]:
         options.pop("cwd")
         return self.lab.start_on(self.node, argv, self.inside, self.environ(env), **options)
+
+    def fork(self, argv: Sequence[str], env: Mapping[str, str], **options: Any) -> forked.Forked:
+        process = self.lab.boots[self.node].init
+        given = self.lab.node_environ(self.environ(env))
+        return forked.start(argv, env=given, inside=process, **{**options, "cwd": self.inside})
 
     def home(self, node: int) -> Path:
         return self.lab.home(self.node)
@@ -55,7 +59,7 @@ class TypedSite(Site):
 
 
 def interrupt(running: Running, number: signal.Signals = signal.SIGINT) -> float:
-    """As the terminal of a node sends it to the command, which is a child of nsenter."""
+    """As the terminal of a node sends it to the command, which is a child of the process that has entered the node."""
     found: list[str] = []
 
     def child() -> list[str]:
