@@ -11,7 +11,7 @@ def speed(*lines: tuple[float, int], now: float | None = None) -> float | None:
     rate = Rate()
     for t, step in lines:
         rate.feed(f"step {step}", t)
-    return rate.now(lines[-1][0] if now is None else now)
+    return rate.compute(lines[-1][0] if now is None else now)
 
 
 def test_rate() -> None:
