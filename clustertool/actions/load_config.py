@@ -18,7 +18,7 @@ from clustertool.fleet.embedded_cluster import LocalCluster
 from clustertool.fleet.job_places import StoredJob
 from clustertool.fleet.this_user import NoHome
 from clustertool.model.config.cluster import CARRIERS, KEYS, Cluster, read_cluster
-from clustertool.model.config.hostfile import LOOPBACK, Listed, choose, hosts_of, pick, read_hostfile
+from clustertool.model.config.hostfile import LOOPBACK, Listed, choose_hosts, entries_for, hosts_of, read_hostfile
 from clustertool.model.config.hosts import Host, read_hosts
 from clustertool.model.hints import PROGRAM
 from clustertool.model.paths import OURS
@@ -174,7 +174,7 @@ def cluster_of_launcher(caller: Caller, selection: Selection, named: NamedNodes,
         source = f"{source}, this machine alone" if source else "none found, this machine alone"
     elif asked:
         base = known or Cluster(asked, where=named.option)
-        found = replace(base, hosts=pick(base.hosts, asked))
+        found = replace(base, hosts=entries_for(base.hosts, asked))
         source = ", ".join(filter(None, (source, f"nodes of {named.option}")))
         if "HOSTS" not in values:
             found = shell_variables.apply_to(found, os.environ, named.devices)
@@ -185,7 +185,7 @@ def cluster_of_launcher(caller: Caller, selection: Selection, named: NamedNodes,
     _note_python(caller, found)
     if not found.hosts[0].here:
         _note_allocation(caller, found)
-        note = shell_variables.note(found, os.environ)
+        note = shell_variables.describe(found, os.environ)
         if note:
             caller.remark(note)
     return _apply_selection(selection, found)
@@ -268,7 +268,7 @@ def _apply_selection(selection: Selection, found: Cluster) -> Cluster:
     if found.ssh_config != "none" and not all(host.here for host in found.hosts):
         settings.check()
     if selection.only or selection.skip:
-        return replace(found, hosts=choose(found.hosts, selection.only, selection.skip))
+        return replace(found, hosts=choose_hosts(found.hosts, selection.only, selection.skip))
     return found
 
 
@@ -279,7 +279,7 @@ def _report_source(caller: Caller, selection: Selection, source: str, found: Clu
         return
     hosts, nodes = found.hosts, count(len(found.hosts), "node")
     with contextlib.suppress(UsageError):  # raised behind this line
-        hosts = choose(hosts, selection.only, selection.skip)
+        hosts = choose_hosts(hosts, selection.only, selection.skip)
     part = f"{len(hosts)} of {nodes}" if len(hosts) < len(found.hosts) else nodes
     twice = [host.host for host in found.hosts if host.twin]
     again = f"; more than once: {', '.join(dict.fromkeys(twice))}" if twice else ""

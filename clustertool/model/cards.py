@@ -34,7 +34,7 @@ def device_names(text: str) -> List[str]:
     return list(itertools.takewhile(lambda item: not item.startswith("-") and item not in _NO_DEVICES, items))
 
 
-def allocated(kind: str, environ: Mapping[str, str]) -> List[str]:
+def allocated_names(kind: str, environ: Mapping[str, str]) -> List[str]:
     """List the names in the variable of a kind, which are the devices that an engine has allocated; [] without the variable.
 
     Of dcu, without its variable: the positions of the devices in ROCR_VISIBLE_DEVICES.
@@ -47,7 +47,7 @@ def allocated(kind: str, environ: Mapping[str, str]) -> List[str]:
     return names
 
 
-def numbers(names: Sequence[str]) -> Dict[int, int]:
+def positions_of_numbers(names: Sequence[str]) -> Dict[int, int]:
     """Map the names that are numbers to their positions in `names`; UUIDs and MIG instances are left out."""
     return {int(name): at for at, name in enumerate(names) if name.isdecimal()}
 
@@ -138,7 +138,7 @@ def holder(job: str, user: str) -> str:
     return f"job {job} of user {user}"
 
 
-def computing(card: "Card") -> "List[CardProcess]":
+def computing_processes(card: "Card") -> "List[CardProcess]":
     """Select processes that compute on a card, without those that only draw, from the answer of node/devices/read.py."""
     return [process for process in card.get("processes") or () if not process.get("graphics")]
 

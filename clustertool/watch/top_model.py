@@ -6,7 +6,7 @@ import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from clustertool.model.job.progress import find
+from clustertool.model.job.progress import find_step
 from clustertool.model.job.rank_places import unpack
 from clustertool.model.job.state_names import RankState
 from clustertool.model.wire.agent_answers import CardValues, GlanceAnswer, JobSample, RankSample
@@ -27,7 +27,7 @@ class Rate:
 
     def feed(self, line: str, now: float) -> None:
         """Record the step in a printed line, if it has one, at the time `now`. After a smaller step than before, begin anew."""
-        progress = find(f"{line}\n")
+        progress = find_step(f"{line}\n")
         if progress is None or progress.step is None:
             return
         step = progress.step

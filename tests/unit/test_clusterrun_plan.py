@@ -8,7 +8,7 @@ import pytest
 from cases import cluster_of, env_of, facts_of, hosts, job_of, of_role, one, plan_of
 
 from clustertool.errors import Several, UsageError
-from clustertool.model.config.hostfile import hosts_of, pick
+from clustertool.model.config.hostfile import entries_for, hosts_of
 from clustertool.model.config.hosts import Host
 from clustertool.model.launcher_variables import for_frameworks, of_task
 from clustertool.model.planning import shell_variables
@@ -172,7 +172,7 @@ KNOWN = cluster_of(
 
 
 def of_ips(*entries: str) -> tuple[Host, ...]:
-    return pick(KNOWN, hosts_of(entries, "--ips"))
+    return entries_for(KNOWN, hosts_of(entries, "--ips"))
 
 
 def picked(*entries: str) -> list[str]:
@@ -254,10 +254,10 @@ def test_the_shell_of_clusterrun_counts_on_nodes() -> None:
     assert env["PADDLE_LAUNCH_LOG"] == "conf", "conf.py has priority over the shell"
     assert (env["FLAGS_selected_gpus"], env["PADDLE_TRAINER_ID"], env["PADDLE_NNODES"]) == ("1", "3", "2")
     assert "MINE" not in env
-    note = shell_variables.note(shown, SHELL)
+    note = shell_variables.describe(shown, SHELL)
     assert note.startswith("from this shell: CUDA_VISIBLE_DEVICES=2,3 is for every node (env -u CUDA_VISIBLE_DEVICES: ")
     assert note.endswith("; FLAGS_cudnn_deterministic, PADDLE_PG_TIMEOUT are passed on")
-    assert shell_variables.note(shell_variables.apply_to(CLUSTER, {"MINE": "7"}, chosen=False), {"MINE": "7"}) == ""
+    assert shell_variables.describe(shell_variables.apply_to(CLUSTER, {"MINE": "7"}, chosen=False), {"MINE": "7"}) == ""
 
 
 def test_a_device_of_the_shell_that_a_node_lacks() -> None:

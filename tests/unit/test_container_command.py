@@ -17,7 +17,7 @@ from clustertool.model.container.container_command import (
     command,
     conmon_script,
     name_of,
-    passed,
+    passed_variables,
     place_of,
     read_accounts,
     removal,
@@ -159,8 +159,8 @@ def test_the_user_of_a_rank_in_the_image() -> None:
     assert f"--bind={mounts[0]}" in of_apptainer and not any("/etc/" in one for one in of_apptainer), (
         "it adds the entry itself"
     )
-    assert passed("docker", spec(), process(), {}, around).env["CLUSTERTOOL_HOME"] == around.home
-    assert passed("docker", spec(), process(), {"HOME": "/h"}, around).env["CLUSTERTOOL_HOME"] == "", (
+    assert passed_variables("docker", spec(), process(), {}, around).env["CLUSTERTOOL_HOME"] == around.home
+    assert passed_variables("docker", spec(), process(), {"HOME": "/h"}, around).env["CLUSTERTOOL_HOME"] == "", (
         "ENV of conf.py has one"
     )
 
@@ -191,8 +191,8 @@ def test_a_limit_of_the_address_space_is_set_inside() -> None:
     """No runtime has it."""
     around = AROUND._replace(limits={"as": (1 << 30, -1)})
     assert "--ulimit=as" not in " ".join(command(container(), spec(), process(), [], around))
-    assert passed("podman", spec(), process(), {}, around).env["CLUSTERTOOL_MEMORY"] == str(1 << 20)
-    assert passed("podman", spec(), process(), {}, AROUND).env["CLUSTERTOOL_MEMORY"] == ""
+    assert passed_variables("podman", spec(), process(), {}, around).env["CLUSTERTOOL_MEMORY"] == str(1 << 20)
+    assert passed_variables("podman", spec(), process(), {}, AROUND).env["CLUSTERTOOL_MEMORY"] == ""
 
 
 def test_a_runtime_with_a_limit_of_processes() -> None:
@@ -233,11 +233,11 @@ def test_names() -> None:
 
 def test_variables_that_the_client_obeys_have_another_name_on_the_way() -> None:
     values = {"RANK": "1", "PATH": "/x", "HOME": "/h", "DOCKER_HOST": "d", "https_proxy": "p", "CLUSTERTOOL_ROLE": "t"}
-    found = passed("podman", spec(), process(), values, AROUND)
+    found = passed_variables("podman", spec(), process(), values, AROUND)
     assert found.env["RANK"] == "1" and found.env["CLUSTERTOOL_ENV_PATH"] == "/x"
     assert not found.env.keys() & {"PATH", "HOME", "DOCKER_HOST", "https_proxy", "CLUSTERTOOL_ROLE"}
     assert set(found.names) == set(found.env) and found.env["CLUSTERTOOL_MARK"] == MARK
-    inside = passed("apptainer", spec(), process(), values, AROUND).env
+    inside = passed_variables("apptainer", spec(), process(), values, AROUND).env
     assert inside["APPTAINERENV_CLUSTERTOOL_ENV_PATH"] == "/x" and inside["CLUSTERTOOL_MARK"] == MARK
     assert {name for name in inside if not name.startswith("APPTAINERENV_")} == {"CLUSTERTOOL_MARK"}
 
@@ -255,7 +255,7 @@ def test_program_in_the_image(tmp_path: Path, shell: str) -> None:
     values = {"PATH": "/usr/bin:/bin", "HOME": "a 'b' $c\nd", "RANK": "1", "SLURM_JOB_ID": "5", "CLUSTERTOOL_RANK": "5"}
     where = spec(job_dir=str(folder), ld_library_path="/lib/conf", prelude="export LATE=prelude")
     rank = process("sh", "-c", 'env -0 >env; umask; echo "pid $$ $1"', "x", "two words")
-    given = passed("podman", where, rank, values, AROUND)
+    given = passed_variables("podman", where, rank, values, AROUND)
     image = {"PATH": "/bin", "HOME": "/image", "LD_LIBRARY_PATH": "/lib/image", "SLURM_PROCID": "1", "LOCAL_RANK": "2"}
     image.update({"OWN": "SLURM_X y\nexport PMI_RANK='1", "PMIX_A": "1", "MASTER_ADDR": "image"})
     argv = command(container(), where, rank, given.names, AROUND)

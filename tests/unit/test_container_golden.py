@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, cast
 import pytest
 
 from clustertool.model.container import container_runtimes
-from clustertool.model.container.container_command import Surroundings, command, passed, removal, session
+from clustertool.model.container.container_command import Surroundings, command, passed_variables, removal, session
 from clustertool.model.container.container_runtimes import RUNTIMES
 from clustertool.model.planning import requests
 from clustertool.model.wire.spec_types import ContainerSpec, Spec, SpecProcess
@@ -85,7 +85,7 @@ def of_case(name: str) -> Case:
 def of_rank(name: str) -> tuple[list[str], dict[str, str]]:
     """The command line of a rank, and the variables in the environment of the client."""
     case = of_case(name)
-    found = passed(case.container["runtime"], case.spec, case.process, case.variables, case.around)
+    found = passed_variables(case.container["runtime"], case.spec, case.process, case.variables, case.around)
     return command(case.container, case.spec, case.process, found.names, case.around), found.env
 
 

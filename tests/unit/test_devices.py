@@ -559,7 +559,7 @@ UUIDS = ("GPU-8932f937", "GPU-1b2c3d4e")
     ],
 )
 def test_what_an_engine_allocates(kind: str, environ: dict[str, str], names: list[str]) -> None:
-    assert cards.allocated(kind, environ) == names
+    assert cards.allocated_names(kind, environ) == names
 
 
 def allocation(*names: str, count: int = 1, keys: dict[str, Any] | None = None, **options: Any) -> Plan:

@@ -12,11 +12,11 @@ from cases import cluster_of, facts_of, of_role, plan_of
 from clustertool.actions import load_config
 from clustertool.errors import ConfigError, UsageError
 from clustertool.model.config.hostfile import (
-    choose,
+    choose_hosts,
+    entries_for,
     hosts_of,
     hosts_of_only,
     is_host_list,
-    pick,
     read_host_list,
     read_hostfile,
     share_out,
@@ -151,7 +151,7 @@ def test_a_list_of_hosts_that_is_not_right(hosts: str) -> None:
 
 def test_slots_of_a_host_of_conf_py_are_its_first_devices() -> None:
     known = read_hosts([{"host": "ann@a:2200", "address": "10.0.0.1", "devices": [4, 5, 6]}, "b"])
-    found = pick(known, hosts_of(read_host_list("10.0.0.1:2,c"), "-H"))
+    found = entries_for(known, hosts_of(read_host_list("10.0.0.1:2,c"), "-H"))
     assert [(host.entry, host.devices, host.slots) for host in found] == [
         ("ann@a:2200", (4, 5), (0, 1)),
         ("@c:0", None, None),
@@ -175,7 +175,7 @@ HOSTS = read_hosts(
 
 
 def chosen(only: str = "", skip: str = "", hosts: tuple[Host, ...] = HOSTS) -> list[str]:
-    found = choose(hosts, (only,) if only else (), (skip,) if skip else ())
+    found = choose_hosts(hosts, (only,) if only else (), (skip,) if skip else ())
     assert [host.index for host in found] == list(range(len(found)))
     return [host.name for host in found]
 
@@ -204,7 +204,7 @@ def test_hosts_are_chosen_by_name_in_their_own_order_and_numbered_anew(only: str
 
 
 def test_arguments_may_come_one_by_one() -> None:
-    assert [host.name for host in choose(HOSTS, ("node1", "node2,big"), ("node2",))] == ["node1", "big"]
+    assert [host.name for host in choose_hosts(HOSTS, ("node1", "node2,big"), ("node2",))] == ["node1", "big"]
 
 
 SLOTS = [
@@ -242,7 +242,7 @@ def test_slots_are_devices_as_deepspeed_means_them(only: str, skip: str, left: l
             "[::1]:2200",
         ]
     )
-    found = choose(hosts, (only,), (skip,) if skip else ())
+    found = choose_hosts(hosts, (only,), (skip,) if skip else ())
     assert [(host.name, host.devices, host.slots, host.nproc) for host in found] == left
 
 
@@ -278,7 +278,7 @@ def test_a_slot_is_a_process_and_its_device(text: str, cards: int, only: str, ea
     """All forms mean the same, whatever the nodes have."""
     cluster = cluster_of(read_hostfile(text, "hf"))
     if only:
-        cluster = replace(cluster, hosts=choose(cluster.hosts, (only + ",n2",), ()))
+        cluster = replace(cluster, hosts=choose_hosts(cluster.hosts, (only + ",n2",), ()))
     kind = {"device_kind": "gpu", "devices": tuple(range(cards))} if cards else {}
     made = plan_of(cluster, facts=facts_of(cluster, **kind))
     found = of_role(made, "trainer")
@@ -370,5 +370,5 @@ def test_later_errors_name_what_lists_the_host() -> None:
     error = dial._unreachable_error(replace(found, port=1), ConnectionRefusedError())
     assert error.fix == "start sshd there, or correct the port in --ips"
     with pytest.raises(UsageError) as caught:
-        choose(hosts, (), ("10.0.0.1:1",))
+        choose_hosts(hosts, (), ("10.0.0.1:1",))
     assert caught.value.fix == "give slots in --ips"

@@ -65,12 +65,12 @@ def test_the_lease_covers_an_outage_as_long_as_the_timeout(timeout: float) -> No
 
 def test_a_record_is_read_as_it_was_written() -> None:
     for record in (MINE, BEFORE._replace(over=75), MINE._replace(nodes=())):
-        assert rules.read(rules.write(record)) == record
+        assert rules.read_record(rules.write_record(record)) == record
     assert rules.read_presence(rules.write_presence(ME)) == ME
 
 
 def _with(name: str, value: object) -> bytes:
-    return json.dumps({**json.loads(rules.write(MINE)), name: value}).encode()
+    return json.dumps({**json.loads(rules.write_record(MINE)), name: value}).encode()
 
 
 @pytest.mark.parametrize(
@@ -100,7 +100,7 @@ def _with(name: str, value: object) -> bytes:
 )
 def test_hostile_records_are_refused(value: bytes) -> None:
     with pytest.raises(ValueError):
-        rules.read(value)
+        rules.read_record(value)
 
 
 @pytest.mark.parametrize("value", [b"", b"{}", b"[" * 100_000, b'["a",1]'])

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from clustertool.model.job.usage import fewer, kept, last, mean, rates, read_lines
+from clustertool.model.job.usage import fewer, last, lines_to_keep, mean, rates, read_lines
 
 DAY = 86_400.0
 
@@ -20,7 +20,7 @@ def grow(seconds: float, every: float = 2.0, batch: int = 1000) -> list[float]:
         fresh += 1
         if fresh == batch:
             fresh, now = 0, times[-1]
-            times = [times[index] for index in kept(times, now)]
+            times = [times[index] for index in lines_to_keep(times, now)]
     return times
 
 
@@ -36,7 +36,7 @@ def test_a_job_without_end_has_a_bounded_file(days: float) -> None:
 
 def test_what_is_new_stays_whole() -> None:
     times = [float(n) for n in range(400)]
-    assert kept(times, 400.0) == list(range(400))
+    assert lines_to_keep(times, 400.0) == list(range(400))
 
 
 def test_torn_and_foreign_lines_are_skipped() -> None:

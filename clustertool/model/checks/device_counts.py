@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Dict, FrozenSet, Iterable, List, Mapping, Optional, Sequence, Tuple
 
-from clustertool.model.cards import IN_USE_FIX, Fault, computing, describe, exclusive, find_faults, holder, in_use
+from clustertool.model.cards import (
+    IN_USE_FIX,
+    Fault,
+    computing_processes,
+    describe,
+    exclusive,
+    find_faults,
+    holder,
+    in_use,
+)
 from clustertool.model.checks.across_nodes import most_common
 from clustertool.model.config.cluster import Cluster
 from clustertool.model.config.hosts import Host
@@ -197,7 +206,7 @@ def _processes(node: int, kind: str, cards: Sequence[Card]) -> List[Finding]:
     on: Dict[int, List[Card]] = {}
     seen: Dict[int, List[CardProcess]] = {}
     for card in cards:
-        for process in computing(card):
+        for process in computing_processes(card):
             if not _of_holder(card, process):
                 on.setdefault(process["pid"], []).append(card)
                 seen.setdefault(process["pid"], []).append(process)
@@ -224,7 +233,7 @@ def _hidden(node: int, kind: str, cards: Sequence[Card]) -> List[Finding]:
     found = []
     for card in cards:
         total, free = card.get("memory_total"), card.get("memory_free")
-        if total and free is not None and free < total / 2 and not card.get("held") and not computing(card):
+        if total and free is not None and free < total / 2 and not card.get("held") and not computing_processes(card):
             text = f"{_ids(kind, [card['index']])}: {human_bytes(free)} of {human_bytes(total)} free, without a visible process"
             found.append(Finding(node, "users", "warn", text, _HIDDEN_FIX))
     return found

@@ -76,7 +76,7 @@ def _read_name(name: str) -> Tuple[str, str]:
     return name[:end] + host, slots or colon
 
 
-def choose(hosts: Sequence[Host], only: Sequence[str], skip: Sequence[str]) -> Tuple[Host, ...]:
+def choose_hosts(hosts: Sequence[Host], only: Sequence[str], skip: Sequence[str]) -> Tuple[Host, ...]:
     """Choose the hosts and slots that `only` names, all if it is empty, without those of `skip`, and number them again.
 
     A host without slots left is left out. Items: a host's name with ranges, or host:slots (DeepSpeed: `h1:0,2`; `@` between
@@ -149,7 +149,7 @@ def share_out(hosts: Sequence[Host], total: int) -> Tuple[Host, ...]:
     return numbered([host.limited_to(number) for host, number in zip(hosts, shares) if number])
 
 
-def pick(hosts: Sequence[Host], asked: Sequence[Host]) -> Tuple[Host, ...]:
+def entries_for(hosts: Sequence[Host], asked: Sequence[Host]) -> Tuple[Host, ...]:
     """Return for each host of --ips or -H its entry of HOSTS, with the slots that it was given, else the host itself.
 
     Each entry is used once. The order is that of `asked`, and the hosts are numbered again.

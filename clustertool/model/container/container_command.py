@@ -243,7 +243,7 @@ def name_of(job: str, mark: str, role: str, rank: int, attempt: int) -> str:
 def command(
     container: ContainerSpec, spec: Spec, process: SpecProcess, names: List[str], around: Surroundings
 ) -> List[str]:
-    """Build the command line of the client that starts a rank in a container. names: of its variables (passed()).
+    """Build the command line of the client that starts a rank in a container. names: of its variables (passed_variables()).
 
     Where a scheduler signals all processes (in_step), a shell starts podman's container in the background, and waits for it.
     """
@@ -369,7 +369,7 @@ def session(
     terminal or the pipes of the client. apptainer cannot enter a container: the program gets one of its own, like that of the
     rank.
     """
-    found = passed(container["runtime"], spec, process, variables, around)
+    found = passed_variables(container["runtime"], spec, process, variables, around)
     env = {"CLUSTERTOOL_RUN": _script("")}
     if container["runtime"] == APPTAINER:
         env = {_APPTAINER + "CLUSTERTOOL_RUN": env["CLUSTERTOOL_RUN"]}
@@ -391,7 +391,7 @@ class Passed(NamedTuple):
     env: Dict[str, str]
 
 
-def passed(
+def passed_variables(
     runtime: str, spec: Spec, process: SpecProcess, variables: Mapping[str, str], around: Surroundings
 ) -> Passed:
     """Compute the variables that a rank's container gets, and the environment in which its client passes them on.

@@ -199,6 +199,6 @@ class Gathering(NamedTuple):
 def pause(short: int, least: float, most: float) -> float:
     """Compute the seconds of the pause before an epoch, doubled with each epoch in a row that ended early (`short`).
 
-    least, most: see ElasticSettings.backoff.
+    It is at least `least` and at most `most`, see ElasticSettings.backoff.
     """
     return min(most, least * 2.0 ** min(short, 30))

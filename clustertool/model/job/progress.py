@@ -21,7 +21,7 @@ class StepProgress(NamedTuple):
     step: Optional[float]
 
 
-def find(text: str) -> Optional[StepProgress]:
+def find_step(text: str) -> Optional[StepProgress]:
     """Find the last whole line with a step, and return this and the epoch in it; without a step, the last epoch.
 
     None if there is neither. A line ends with a newline or, for bars, a carriage return.

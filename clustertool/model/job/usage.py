@@ -45,7 +45,7 @@ Fold = Callable[[Sequence[float]], float]
 FINE = 250  # lines on both sides of a line that are closer than this part of its age make it one too many
 
 
-def kept(times: Sequence[float], now: float) -> List[int]:
+def lines_to_keep(times: Sequence[float], now: float) -> List[int]:
     """Return the numbers of the lines to keep: one goes if the lines around it are closer to each other than 1/250 of its age.
 
     So new samples are exact and old ones coarse: a month is some 4,500 lines, not a million. What a line has that is left out,
@@ -60,7 +60,7 @@ def kept(times: Sequence[float], now: float) -> List[int]:
 
 
 def thin_out(data: bytes, now: float) -> bytes:
-    """Return usage.jsonl or growth.jsonl without the lines that kept() does not choose, and without invalid ones.
+    """Return usage.jsonl or growth.jsonl without the lines that lines_to_keep() does not choose, and without invalid ones.
 
     The last line of each log stays: what is behind it in the log has no time.
     """
@@ -73,7 +73,7 @@ def thin_out(data: bytes, now: float) -> bytes:
             logs.setdefault(log, []).append((t, number))
     stay: Set[int] = set()
     for times in logs.values():
-        stay.update(times[index][1] for index in kept([t for t, _ in times], now))
+        stay.update(times[index][1] for index in lines_to_keep([t for t, _ in times], now))
     return b"".join(lines[number] + b"\n" for number in sorted(stay))
 
 

@@ -125,12 +125,12 @@ def may_restore(content: StoreContent, record: StoreRecord) -> bool:
     return confirms(content, record.job, record.epoch) and content.presence is None
 
 
-def write(record: StoreRecord) -> bytes:
+def write_record(record: StoreRecord) -> bytes:
     """Build the value of the key `epoch`."""
     return json.dumps(record._asdict()).encode()
 
 
-def read(value: bytes) -> StoreRecord:
+def read_record(value: bytes) -> StoreRecord:
     """Parse the value of the key `epoch`. Raises ValueError: whatever can write to the store may have written it."""
     try:
         return shape.read(StoreRecord, json.loads(value), "a record")

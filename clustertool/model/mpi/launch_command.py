@@ -177,7 +177,7 @@ def own_environment(implementation: Optional[Implementation]) -> Env:
 
 
 def daemon_environment(implementation: Optional[Implementation], address: str, shared: bool, crowded: bool) -> Env:
-    """Build the variables of a node's daemon, which its ranks get, too; {} for Hydra.
+    """Build the variables of a node's daemon, which its ranks get, too; {} for Hydra or no MPI.
 
     They must not be in the environment of mpirun, which would give those of its own node to all daemons. address: of the node.
     shared: other nodes of the job are on the same machine. crowded: the machine has fewer processors than ranks.

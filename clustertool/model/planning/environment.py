@@ -307,8 +307,8 @@ def _paddle_ps(table: Table, seat: Seat, paths: JobPaths) -> Env:
 def _paddle_heter(table: Table, seat: Seat) -> Env:
     """Compute the variables of Paddle for a pipeline of stages: trainers are 1, heter trainers 2, 3, ...
 
-    Each process gets the previous and the next stage. All lists have commas between endpoints, of several stages too: Paddle's
-    role maker splits only at commas.
+    All get the list of all heter trainers, trainers also the previous and the next stage. All lists have commas between
+    endpoints, of several stages too: Paddle's role maker splits only at commas.
     """
     env = {"PADDLE_ALL_HETER_TRAINER_IP_PORT_LIST": table.endpoints["heter"]}
     if seat.role == "pserver":

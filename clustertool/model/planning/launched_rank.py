@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from typing import Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
-from clustertool.model.cards import VARIABLES, allocated, has_mig_instance
+from clustertool.model.cards import VARIABLES, allocated_names, has_mig_instance
 from clustertool.model.config.cluster import Cluster
 from clustertool.model.config.hosts import Host
 from clustertool.model.config.job import JobSpec
@@ -101,7 +101,7 @@ def collective_rank(
 def _flags(environ: Mapping[str, str], local_rank: int, found: Tuple[str, Sequence[int]]) -> Env:
     """Return the variables that select a rank's device, by the launcher's variable, else by `found`; {} without devices."""
     for kind, (variable, selected) in VARIABLES.items():
-        names = allocated(kind, environ)
+        names = allocated_names(kind, environ)
         if has_mig_instance(names):
             return {variable: names[local_rank % len(names)], selected: "0"}
         if names:

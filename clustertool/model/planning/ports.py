@@ -168,9 +168,10 @@ class _PortChooser:
         return tuple(found)
 
     def free(self, node: int) -> int:
-        """Take a port outside the kernel's own range. Where to begin depends on the job, so that two jobs rarely meet.
+        """Take and return a port outside the kernel's own range, from a start that depends on the job: two jobs rarely meet.
 
-        Raises PreflightError if none is left.
+        Busy ports, ports already taken on the node and the 64 from PADDLE_PORT on are left out. Raises PreflightError if none
+        is left.
         """
         fact = self._facts[node]
         low, high = fact.ephemeral

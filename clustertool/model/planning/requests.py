@@ -242,6 +242,6 @@ def container_lines(plan: Plan) -> Dict[int, List[str]]:
         of_node = spec(plan, node, [], [])
         process, around = of_node["processes"][0], Surroundings(home=rank_home(of_node["root"]))
         variables = {**dict(node.processes[0].env), "CLUSTERTOOL_ATTEMPT": "0"}
-        names = container_command.passed(node.container["runtime"], of_node, process, variables, around).names
+        names = container_command.passed_variables(node.container["runtime"], of_node, process, variables, around).names
         found[node.host.index] = container_command.command(node.container, of_node, process, names, around)
     return found

@@ -44,16 +44,16 @@ def apply_to(cluster: Cluster, environ: Mapping[str, str], chosen: bool) -> Clus
         cluster = replace(cluster, hosts=hosts, device_kind=kind, shell_devices=seen.variable)
     if all(host.here for host in cluster.hosts):
         return cluster
-    return replace(cluster, env=(*settings(cluster, environ).items(), *cluster.env))
+    return replace(cluster, env=(*paddle_settings(cluster, environ).items(), *cluster.env))
 
 
-def settings(cluster: Cluster, environ: Mapping[str, str]) -> dict[str, str]:
+def paddle_settings(cluster: Cluster, environ: Mapping[str, str]) -> dict[str, str]:
     """Select Paddle's variables that no launcher computes and that conf.py does not set."""
     own = {name for name, _ in cluster.env}
     return {name: value for name, value in sorted(environ.items()) if for_frameworks(name) and name not in own}
 
 
-def note(cluster: Cluster, environ: Mapping[str, str]) -> str:
+def describe(cluster: Cluster, environ: Mapping[str, str]) -> str:
     """Describe in one line which devices and settings `cluster` has from the shell, "" if none."""
     variable = cluster.shell_devices
     passed = [name for name, value in cluster.env if for_frameworks(name) and environ.get(name) == value]
@@ -76,7 +76,7 @@ def cloud_machines(environ: Mapping[str, str]) -> tuple[str, ...]:
 def launch_options(environ: Mapping[str, str]) -> dict[str, tuple[str, str]]:
     """Map each variable (PET_* of torchrun, PADDLE_* of Paddle's launch) to the option that it may stand for: (name, value).
 
-    {} in a rank of any launcher: it has the variables of its own job.
+    Variables with an empty value are left out. {} in a rank of any launcher: it has the variables of its own job.
     """
     found: dict[str, tuple[str, str]] = {}
     for variable, value in sorted(environ.items()) if not _in_rank(environ) else ():

@@ -43,7 +43,7 @@ def engine_end(job: SlurmJob) -> EngineEnd:
 def outcome_without_answer(number: str, why: str, by: str, code: int) -> Outcome:
     """Build the outcome STOPPED of a job that got a signal (by, code), if Slurm does not answer.
 
-    why: the error of the question.
+    why: the error of scontrol.
     """
     return Outcome(JobState.STOPPED, code, "tool", f"{by}; scontrol shows nothing about job {number}: {why}")
 

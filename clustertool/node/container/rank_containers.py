@@ -218,7 +218,7 @@ class RankContainers:
             **variables,
         }
         around = self._with_user(around)
-        passed = container_command.passed(container["runtime"], spec, process, given, around)
+        passed = container_command.passed_variables(container["runtime"], spec, process, given, around)
         argv = container_command.command(container, spec, process, passed.names, around)
         return (argv, {**os.environ, **passed.env}), made
 

@@ -10,7 +10,7 @@ import os
 import time
 from typing import TYPE_CHECKING, Any, Dict, List, Tuple, cast
 
-from clustertool.model.cards import computing, describe, first_error
+from clustertool.model.cards import computing_processes, describe, first_error
 from clustertool.node.devices import detect, locks, nvml, vendor_tools
 from clustertool.node.system import processes, users
 from clustertool.node.system.node_context import NodeContext
@@ -133,7 +133,7 @@ def _used_by(devices: List[Card]) -> List[Tuple[int, str]]:
     """List (device, why) of faulty devices, and of devices without a lock on which a process computes."""
     used = []
     for device in devices:
-        why, there = first_error(device), computing(device)
+        why, there = first_error(device), computing_processes(device)
         if why:
             used.append((int(device["index"]), f"a fault: {why}"))
         elif there and not device.get("held"):

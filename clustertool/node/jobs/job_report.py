@@ -186,7 +186,7 @@ def _log_curve(job: int, name: str, sizes: Sequence[Tuple[float, int]]) -> answe
         found = []
         for t, end in places:
             start = max(0, end - _PIECE)
-            last = steps.find(log.pread(end - start, start).decode("utf-8", "replace"))
+            last = steps.find_step(log.pread(end - start, start).decode("utf-8", "replace"))
             if last is not None:
                 found.append((round(t, 2), last.epoch, last.step))
         return {"log_size": size, "progress": found}

@@ -167,7 +167,7 @@ def progress(job: int, log: str, most: int) -> Optional[RankProgress]:
     """Read the newest epoch and step in the last `most` bytes of a log, and when it was written; None if it cannot be read."""
     with contextlib.suppress(OSError):
         data, written = end_of(job, log, most)
-        epoch, step = steps.find(data.decode("utf-8", "replace")) or (None, None)
+        epoch, step = steps.find_step(data.decode("utf-8", "replace")) or (None, None)
         return RankProgress(epoch, step, round(written, 2))
     return None
 

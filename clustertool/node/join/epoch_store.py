@@ -461,7 +461,7 @@ class StoreKeeper:
         standing = rules.standing(content, record)
         if standing is Standing.CLAIM:
             unchanged = self._conditions(content)
-            puts = Put(self._epoch_key, rules.write(record), self._archive_lease()), self._put_of_presence()
+            puts = Put(self._epoch_key, rules.write_record(record), self._archive_lease()), self._put_of_presence()
             self.view = self.view._replace(seen_at=self._seen[1])
             self._written_until = self._written_until or boottime() + self._ttl  # if its answer is lost
             self._write(unchanged, puts)
@@ -481,7 +481,7 @@ class StoreKeeper:
         """
         if self.view.outdated:
             return
-        puts = [Put(self._epoch_key, rules.write(record), self._archive_lease())]
+        puts = [Put(self._epoch_key, rules.write_record(record), self._archive_lease())]
         if rules.may_restore(content, record) and boottime() < self.view.valid_until:
             puts.append(self._put_of_presence())
         elif not rules.is_present(content, record):
@@ -541,7 +541,7 @@ def _content_of(pair: Optional[KeyValue], presence: Optional[KeyValue]) -> Store
     """Convert the values of the record and the presence to the content of the store. Raises ValueError."""
     content = StoreContent()
     if pair:
-        content = content._replace(record=rules.read(pair.value), revision=pair.written)
+        content = content._replace(record=rules.read_record(pair.value), revision=pair.written)
     if presence:
         content = content._replace(presence=rules.read_presence(presence.value), since=presence.created)
     return content

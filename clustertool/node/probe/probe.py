@@ -50,7 +50,7 @@ def probe(node: NodeContext, request: ProbeRequest) -> ProbeAnswer:
     if tmp:  # claims that have a file can still be written where /tmp is full
         problems.append(("tmp", "warn" if os.access(private_directory.find(), os.W_OK) else "error", tmp, fix))
     kind, devices = detect.detect_cards()
-    allocated = cards.allocated(kind, os.environ) if request.get("engine") else None
+    allocated = cards.allocated_names(kind, os.environ) if request.get("engine") else None
     if request.get("engine") == "kubernetes" and not allocated:
         allocated = None  # without the variable: a pod has the device files of its own devices only
     if allocated is not None:

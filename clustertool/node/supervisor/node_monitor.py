@@ -20,7 +20,7 @@ import socket
 import time
 from typing import TYPE_CHECKING, Any, Callable, Dict, FrozenSet, List, Optional, Sequence, Tuple
 
-from clustertool.model.cards import numbers
+from clustertool.model.cards import positions_of_numbers
 from clustertool.model.job import usage
 from clustertool.model.job.outcome import Key
 from clustertool.model.job.usage import CardUsage, RankUsage, UsageLine
@@ -313,7 +313,7 @@ class CardMonitor:
         self._family, self._record = family, record
         self._mark, self._kind = spec["mark"], spec["device_kind"]
         taken = {card for rank in spec["processes"] for card in rank["devices"]}
-        each = numbers(spec["allocated"]) if spec.get("allocated") else {card: card for card in taken}
+        each = positions_of_numbers(spec["allocated"]) if spec.get("allocated") else {card: card for card in taken}
         # Number on the node -> as in the plan.
         self._cards = {number: card for number, card in each.items() if card in taken}
         self._ids = sorted(self._cards)
