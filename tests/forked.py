@@ -84,16 +84,23 @@ class Forked:
 class Starter:
     """A server of this process, and the processes that it has forked.
 
-    options: of its interpreter. kind: JOIN, or "" for commands.
+    options: of its interpreter. kind: JOIN, or "" for commands. program: the file that serves; env: of its process.
     """
 
-    def __init__(self, *options: str, kind: str = "") -> None:
+    def __init__(
+        self,
+        *options: str,
+        kind: str = "",
+        program: str = __file__,
+        python: str = sys.executable,
+        env: Mapping[str, str] = os.environ,
+    ) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, *options, __file__, str(theirs.fileno()), kind],
+                [python, *options, program, str(theirs.fileno()), kind],
                 pass_fds=[theirs.fileno()],
-                env={**os.environ, "PYTHONPATH": str(REPO)},
+                env={**env, "PYTHONPATH": str(REPO)},
                 start_new_session=True,
             )
         self._socket = ours
@@ -130,7 +137,10 @@ class Starter:
             "init": str(init or ""),
             "inside": inside,
         }
-        descriptors = [*streams, *([] if network is None else [network])]
+        return self.send(request, [*streams, *([] if network is None else [network])])
+
+    def send(self, request: Mapping[str, Any], descriptors: Sequence[int]) -> Forked:
+        """Send a request with these descriptors, and return the process that the server has forked for it."""
         with self._lock:
             socket.send_fds(self._socket, [json.dumps(request).encode()], descriptors)
             with self._started:
@@ -161,7 +171,7 @@ def can_join() -> bool:
     if pid == 0:
         code = 1
         with contextlib.suppress(BaseException):
-            _show(ctypes.CDLL(None, use_errno=True), ["python"], {"LANG": "C"})
+            show(ctypes.CDLL(None, use_errno=True), ["python"], {"LANG": "C"})
             code = Path("/proc/self/environ").read_bytes() != b"LANG=C\0"
         os._exit(int(code))
     return not os.waitpid(pid, 0)[1]
@@ -251,11 +261,11 @@ def become(request: Mapping[str, Any], descriptors: Sequence[int], kind: str) ->
     if request["inside"]:
         _enter(libc, request["inside"])
     if kind == JOIN:
-        _show(libc, request["argv"], request["env"])
+        show(libc, request["argv"], request["env"])
     os.environ.clear()
     os.environ.update(request["env"])
     os.chdir(request["cwd"])
-    _open_streams()
+    open_streams()
 
 
 def _enter(libc: ctypes.CDLL, process: int) -> None:
@@ -270,6 +280,11 @@ def _enter(libc: ctypes.CDLL, process: int) -> None:
         libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         return
     signal.signal(signal.SIGINT, signal.SIG_DFL)
+    end_as(pid)
+
+
+def end_as(pid: int) -> NoReturn:
+    """Wait for a child, and end as it has ended."""
     code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     if code < 0:
         with contextlib.suppress(OSError):  # SIGKILL's is fixed
@@ -298,7 +313,7 @@ class JoinFork:
             try:
                 self._run(argv, cwd, env, theirs, pass_fds, alone)
             except SystemExit as end:
-                _end(end.code if isinstance(end.code, int) else int(end.code is not None))
+                leave(end.code if isinstance(end.code, int) else int(end.code is not None))
             finally:
                 sys.excepthook(*sys.exc_info())  # type: ignore[arg-type]
                 os._exit(1)
@@ -332,13 +347,13 @@ class JoinFork:
             os.set_inheritable(descriptor, True)
         try:
             assert alone
-            _show(ctypes.CDLL(None, use_errno=True), argv, env)
+            show(ctypes.CDLL(None, use_errno=True), argv, env)
         except (AssertionError, OSError):
             os.execve(argv[0], argv, env)
         signal.signal(signal.SIGINT, signal.default_int_handler)
         os.environ.clear()
         os.environ.update(env)
-        _open_streams()
+        open_streams()
         run(argv, JOIN)
 
     def poll(self) -> int | None:
@@ -383,7 +398,7 @@ class MemoryMap(ctypes.Structure):
 _shown: list[mmap.mmap] = []  # the memory that /proc shows
 
 
-def _show(libc: ctypes.CDLL, argv: Sequence[str], env: Mapping[str, str]) -> None:
+def show(libc: ctypes.CDLL, argv: Sequence[str], env: Mapping[str, str]) -> None:
     """Have /proc show this command line and environment as those of this process. Raises OSError."""
     arguments = b"".join(os.fsencode(argument) + b"\0" for argument in argv)
     variables = b"".join(os.fsencode(f"{name}={value}") + b"\0" for name, value in env.items())
@@ -407,7 +422,7 @@ def _show(libc: ctypes.CDLL, argv: Sequence[str], env: Mapping[str, str]) -> Non
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_MM_MAP)")
 
 
-def _open_streams() -> None:
+def open_streams() -> None:
     """Open stdin, stdout and stderr as Python does when it starts."""
     encoding, errors = sys.stdout.encoding, sys.stdout.errors
     for name, number, error in (("stdin", 0, errors), ("stdout", 1, errors), ("stderr", 2, "backslashreplace")):
@@ -437,7 +452,7 @@ def run(argv: Sequence[str], kind: str) -> None:
         runpy.run_path(argv[0], run_name="__main__")
 
 
-def _end(code: int) -> NoReturn:
+def leave(code: int) -> NoReturn:
     """End this process as Python does, but without taking all modules apart: this takes longer than most commands."""
     threading._shutdown()  # type: ignore[attr-defined]  # waits for the threads, as the interpreter does first
     atexit._run_exitfuncs()
@@ -490,7 +505,7 @@ def main() -> NoReturn:
         code = end.code or 0
     else:
         code = 0
-    _end(code)
+    leave(code)
 
 
 if __name__ == "__main__":

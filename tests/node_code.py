@@ -38,6 +38,7 @@ class NodeCode:
         shutil.copytree(self._place, home / CACHE / self.name, copy_function=os.link)
 
 
+@functools.lru_cache(maxsize=1)  # all pods of a job have the same
 def add_compiled(bundle: bytes) -> bytes:
     """Add the compiled modules for this Python to a join bundle, which has their text. Other versions read the text."""
     file = io.BytesIO(bundle)

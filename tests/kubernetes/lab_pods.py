@@ -10,6 +10,7 @@ The image has Python and its libraries, and nothing else: no shell, no tar, no /
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import pickle
@@ -40,6 +41,8 @@ from clustertool.model.paths import IN_POD, JobPaths
 from clustertool.model.wire.frames import Decoder, encode
 from clustertool.model.wire.messages import Request
 from tests.cli import until
+from tests.forked import Forked
+from tests.kubernetes import forked_pods
 from tests.lab.lab import PATH, Lab
 from tests.node_code import add_compiled
 from tests.sent_workspace import with_workspace
@@ -70,6 +73,7 @@ class LabPod:
     """One pod on a node of a lab. `uid`: of its container. image: folders of this machine that its image has, too."""
 
     image: tuple[str, ...] = ()
+    fresh = False  # its first process is a new Python, and no fork
 
     def __init__(
         self,
@@ -126,35 +130,54 @@ class LabPod:
         else:
             at.mkdir(exist_ok=True)
 
-    def _launch(self, env: Mapping[str, str], stdout: int | None) -> subprocess.Popen[bytes]:
+    def _launch(self, env: Mapping[str, str], stdout: int | None) -> subprocess.Popen[bytes] | Forked:
         root = str(self.root)
         binds = [path for path in (*_LIBRARIES, sys.base_prefix, *self.image) if not os.path.islink(path)]
+        places = [(path, f"{root}{path}") for path in (*binds, *(f"/dev/{name}" for name in _DEVICES))]
+        places.append((str(self.termination), f"{root}/dev/termination-log"))
+        given = {"PATH": f"{sys.base_prefix}/bin", "HOME": "/", "IMAGE_WORD": "image", **env}
+        with open(os.devnull, "rb") as null, self.out.open("wb") as out, self.err.open("wb") as err:
+            to = out.fileno() if stdout is None else stdout
+            streams = (null.fileno(), to, err.fileno() if stdout is None else to)
+            if self.fresh or not forked_pods.can_fork(given):
+                return self._launch_new(given, places, streams)
+            request = {
+                "machine": self.lab.boots[self.node].init,
+                "hostname": pod_name(self.node),
+                "root": root,
+                "binds": places,
+                "uid": self.uid,
+                "env": given,
+            }
+            return forked_pods.start(request, streams)
+
+    def _launch_new(
+        self, env: Mapping[str, str], places: Sequence[tuple[str, str]], streams: Sequence[int]
+    ) -> subprocess.Popen[bytes]:
+        """The same with a new Python."""
+        root = str(self.root)
+        python = [f"{sys.base_prefix}/bin/python3", forked_pods.BUNDLE, "join"]
+        user = [f"--userspec={self.uid}:{self.uid}", "--groups="]
+        given = [f"{name}={value}" for name, value in env.items()]
         lines = [
+            f"hostname {pod_name(self.node)}",
             "set -e",
-            f"mount --bind {root} {root}",
-            *(f"mount --bind {path} {root}{path}" for path in (*binds, *(f"/dev/{name}" for name in _DEVICES))),
-            f"mount --bind {self.termination} {root}/dev/termination-log",
+            *(f"mount --bind {source} {place}" for source, place in ((root, root), *places)),
             f"mount -t proc proc {root}/proc",
+            shlex.join(["exec", "env", "-i", *given, shutil.which("chroot", path=PATH) or "", *user, root, *python]),
         ]
-        base = {"PATH": f"{sys.base_prefix}/bin", "HOME": "/", "IMAGE_WORD": "image", **env}
-        python = f"{sys.base_prefix}/bin/python3"
-        argv = ["chroot", f"--userspec={self.uid}:{self.uid}", "--groups=", root, python]
-        given = [f"{name}={value}" for name, value in base.items()]
-        last = shlex.join(["exec", "env", "-i", *given, shutil.which("chroot", path=PATH) or "", *argv[1:]])
-        lines.append(f"{last} /etc/clustertool/bundle.pyz join")
         enter = ["nsenter", "-t", str(self.lab.boots[self.node].init), "-i", "-n"]
         space = ["unshare", "-m", "-p", "-u", "--fork", "--kill-child=KILL", "--propagation", "private"]
-        name = f"hostname {pod_name(self.node)}"
-        with self.out.open("wb") as out, self.err.open("wb") as err:
-            return subprocess.Popen(
-                [*enter, *space, "sh", "-c", "\n".join([name, *lines])],
-                stdin=subprocess.DEVNULL,
-                stdout=out if stdout is None else stdout,
-                stderr=err if stdout is None else subprocess.STDOUT,
-                env={"PATH": PATH},
-                cwd="/",
-                start_new_session=True,
-            )
+        stdin, stdout, stderr = streams
+        return subprocess.Popen(
+            [*enter, *space, "sh", "-c", "\n".join(lines)],
+            stdin=stdin,
+            stdout=stdout,
+            stderr=stderr,
+            env={"PATH": PATH},
+            cwd="/",
+            start_new_session=True,
+        )
 
     @property
     def out(self) -> Path:
@@ -278,8 +301,16 @@ class LabPod:
 
     def end(self) -> None:
         if self.popen.poll() is None:
-            os.killpg(self.popen.pid, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):  # it has no group yet
+                os.killpg(self.popen.pid, signal.SIGKILL)
+            self.popen.kill()
             self.popen.wait(SOON)
+
+
+class FreshPod(LabPod):
+    """The same with a new Python as its first process."""
+
+    fresh = True
 
 
 class PodmanPod(LabPod):
@@ -343,10 +374,10 @@ class PodmanPod(LabPod):
 
 
 class LabPods:
-    """Makes pods on the nodes of a lab, one on each."""
+    """Makes pods on nodes of a lab, one on each of the first `count`, or of all."""
 
-    def __init__(self, lab: Lab, tmp: Path) -> None:
-        self.lab, self.tmp = lab, tmp
+    def __init__(self, lab: Lab, tmp: Path, count: int = 0) -> None:
+        self.lab, self.tmp, self.count = lab, tmp, count or lab.n
         self.pods: list[LabPod] = []
         self._numbers = iter(range(1000))
 
@@ -370,10 +401,10 @@ class LabPods:
             identity=owner,
             cluster=known,
             job=read_job(known, toml or {}, options or Options()),
-            nnodes=self.lab.n,
+            nnodes=self.count,
             coordinator=MeetingPoint(host(0), PORT),
             join_timeout=60.0,
-            names=tuple(map(pod_name, range(self.lab.n))),
+            names=tuple(map(pod_name, range(self.count))),
             engine="kubernetes",
             of_engine=engine or EngineSettings(),
             own=own or OwnSettings(),
@@ -404,7 +435,7 @@ class LabPods:
     ) -> list[LabPod]:
         """files: of the image, by their paths. stdout: of PID 1; None: a file. without: folders it lacks."""
         started = []
-        for node in range(self.lab.n) if nodes is None else nodes:
+        for node in range(self.count) if nodes is None else nodes:
             own = {
                 "CLUSTERTOOL_FIRST_NODE": "0",
                 "JOB_COMPLETION_INDEX": str(node),

@@ -6,7 +6,7 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from textwrap import dedent
 
@@ -19,7 +19,17 @@ from clustertool.model.kubernetes.pod_record import EVENTS, GROWTH, LEDGER, RECO
 from clustertool.model.wire.agent_requests import JobRequest
 from clustertool.model.wire.messages import LIST_JOBS, RELEASE, STATUS, STOP, TAIL
 from tests.cli import until
-from tests.kubernetes.lab_pods import PORT, ROOT, SOON, VOLUME, LabPod, LabPods, ask_agent, restored, workspace
+from tests.kubernetes.lab_pods import (
+    PORT,
+    ROOT,
+    SOON,
+    VOLUME,
+    FreshPod,
+    LabPods,
+    ask_agent,
+    restored,
+    workspace,
+)
 from tests.lab.lab import PATH, Lab, why_not
 
 pytestmark = pytest.mark.skipif(bool(why_not()), reason=why_not() or "a lab can run here")
@@ -40,13 +50,20 @@ TALK = dedent(
 WAIT = "import time\nprint('ready', flush=True)\ntime.sleep(600)\n"
 
 
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+    """The machines of all tests here: no process of a pod outlives its test."""
+    with Lab(3, tmp_path_factory.mktemp("pods") / "lab") as made:
+        yield made
+
+
 @pytest.fixture
-def pods(tmp_path: Path) -> Iterator[Callable[[int], LabPods]]:
-    """pods(3): pods on the nodes of a new lab."""
+def pods(lab: Lab, tmp_path: Path) -> Iterator[Callable[[int], LabPods]]:
+    """pods(3): pods on three nodes of the lab."""
     made: list[LabPods] = []
 
     def make(n: int = 3) -> LabPods:
-        made.append(LabPods(Lab(n, tmp_path / f"lab{len(made)}"), tmp_path))
+        made.append(LabPods(lab, tmp_path, n))
         return made[-1]
 
     try:
@@ -54,14 +71,13 @@ def pods(tmp_path: Path) -> Iterator[Callable[[int], LabPods]]:
     finally:
         for one in made:
             one.close()
-            one.lab.close()
 
 
 @pytest.mark.parametrize("uid", [pytest.param(0, marks=pytest.mark.engines), 1234])
 def test_a_job_in_pods_whose_image_has_only_python(pods: Callable[[int], LabPods], tmp_path: Path, uid: int) -> None:
     three = pods(3)
     folder = workspace(tmp_path / "work", train_py=TALK)
-    started = three.start(three.bundle(three.join(Options(nproc_per_node="2")), folder), uid=uid)
+    started = three.start(three.bundle(three.join(Options(nproc_per_node="2")), folder), uid=uid, kind=FreshPod)
     assert [pod.wait() for pod in started] == [0, 0, 0], [pod.shown for pod in started]
     for node, pod in enumerate(started):
         record = pod.record
@@ -120,7 +136,10 @@ def test_a_pod_is_lost(pods: Callable[[int], LabPods], tmp_path: Path) -> None:
     for pod in started:
         pod.says("ready")
     three.lab.cut(2)
-    assert [pod.wait() for pod in started[:2]] == [75, 75]
+    try:
+        assert [pod.wait() for pod in started[:2]] == [75, 75]
+    finally:
+        three.lab.heal(2)
     assert "ct-podjob-2" in started[0].message.reason and started[0].message.state == "lost"
 
 
@@ -270,7 +289,7 @@ def test_the_workspace_does_not_come(pods: Callable[[int], LabPods], tmp_path: P
     assert "no part of the workspace has come from the laptop for 4 s" in started[1].message.reason
 
 
-@pytest.mark.parametrize("uid", [0, 1234])
+@pytest.mark.parametrize("uid", [pytest.param(0, marks=pytest.mark.engines), 1234])
 def test_output_on_a_volume(pods: Callable[[int], LabPods], tmp_path: Path, uid: int) -> None:
     """Each node has an output of its own; the one of node 0 has the name of the job."""
     pair = pods(2)
@@ -301,24 +320,6 @@ def test_a_workspace_of_the_image(pods: Callable[[int], LabPods], tmp_path: Path
     started = pair.start(pair.bundle(join, None), uid=1234, files=files)
     assert [pod.wait() for pod in started] == [0, 0], [pod.shown for pod in started]
     assert started[1].logs()["trainer", 1, 0] == f"/opt/work {ROOT}/JOBpodjob/output\n".encode()
-
-
-def stops(started: Sequence[LabPod], node: int) -> None:
-    """An agent in that pod stops the job, and both pods end."""
-    how = {"job": "podjob", "exact": True, "by": "the test", "code": 130, "grace": 3.0, "force": False}
-    (answer,) = started[node].ask(STOP(how))  # type: ignore[arg-type]
-    assert "error" not in answer, answer
-    assert [pod.wait() for pod in started] == [130, 130]
-
-
-def test_an_agent_in_a_pod_stops_the_job(pods: Callable[[int], LabPods], tmp_path: Path) -> None:
-    """As the laptop does before it deletes the workload: all processes have ended, on all nodes."""
-    pair = pods(2)
-    started = pair.start(pair.bundle(pair.join(), workspace(tmp_path / "work", train_py=WAIT)), uid=1234)
-    for pod in started:
-        pod.says("ready")
-    stops(started, 1)
-    assert [pod.record.end.state for pod in started] == ["stopped", "stopped"]
 
 
 @pytest.mark.engines
@@ -360,16 +361,20 @@ def test_node_0_is_known_by_its_own_address_only(pods: Callable[[int], LabPods],
 
 
 @pytest.mark.parametrize("uid", [pytest.param(0, marks=pytest.mark.engines), 1234])
-def test_an_image_without_a_folder_for_temporary_files(
+def test_an_agent_stops_the_job_in_an_image_without_a_folder_for_temporary_files(
     pods: Callable[[int], LabPods], tmp_path: Path, uid: int
 ) -> None:
-    """The job uses /dev/shm, which each container has, and so does an agent."""
+    """The job uses /dev/shm, which each container has, and so does an agent, which stops the job as the laptop does."""
     pair = pods(2)
     folder = workspace(tmp_path / "work", train_py=WAIT)
     started = pair.start(pair.bundle(pair.join(), folder), uid=uid, without=("tmp",))
     for pod in started:
         pod.says("ready")
-    stops(started, 0)
+    how = {"job": "podjob", "exact": True, "by": "the test", "code": 130, "grace": 3.0, "force": False}
+    (answer,) = started[1].ask(STOP(how))  # type: ignore[arg-type]
+    assert "error" not in answer, answer
+    assert [pod.wait() for pod in started] == [130, 130]
+    assert [pod.record.end.state for pod in started] == ["stopped", "stopped"]
     assert not started[0].at("tmp").exists() and not list(started[0].at("dev/shm").glob("clustertool-new*"))
 
 
