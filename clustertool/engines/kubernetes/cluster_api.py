@@ -245,11 +245,8 @@ class ClusterApi:
         a pod, None for its own.
         """
         found = KINDS[kind]
-        body: Manifest = {
-            "apiVersion": "v1",
-            "kind": "DeleteOptions",
-            "propagationPolicy": "Foreground" if found.foreground else "Background",
-        }
+        policy = "Foreground" if found.foreground else "Background"
+        body: Manifest = {"apiVersion": "v1", "kind": "DeleteOptions", "propagationPolicy": policy}
         if grace is not None:
             body["gracePeriodSeconds"] = grace
         if uid:

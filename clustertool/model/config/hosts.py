@@ -21,9 +21,7 @@ _NO_HOST = re.compile(r"""['`"$\\;&<>|(){},\s\x00-\x1f\x7f]""")
 _NO_USER = re.compile(r"""['`";&<>|(){}\x00-\x1f\x7f]|\s-|\\$""")
 VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _FIX = 'write "[user@]host[:port]", a range "node[1-40]", IPv6 "[fe80::1]:22", or a dict with at least "host"'
-_KEYS = set(
-    "host user port address devices nproc slots roles env root_dir python prelude interface identity_file".split()
-)
+_KEYS = "host user port address devices nproc slots roles env root_dir python prelude interface identity_file".split()
 
 
 @dataclass(frozen=True)
@@ -159,7 +157,7 @@ def read_entry(entry: object, place: str) -> List[Host]:
         return _parse_text(entry, place)
     if not isinstance(entry, dict):
         raise ConfigError(f"{place}, which is no text and no dict", _FIX)
-    unknown = sorted(str(key) for key in set(entry) - _KEYS)
+    unknown = sorted(str(key) for key in entry if key not in _KEYS)
     if unknown:
         known = ", ".join(sorted(_KEYS))
         raise ConfigError(f"{place}: unknown key {unknown[0]!r}", f"known keys: {known}")

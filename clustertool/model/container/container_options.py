@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Dict, FrozenSet, Sequence
+from typing import Dict, Sequence
 
 from clustertool.model.container.container_runtimes import APPTAINER
 
@@ -41,11 +41,9 @@ _OF_APPTAINER: Dict[str, str] = {
     "help": _PROCESS,
 }
 # Options without a value: an argument behind one of them would be the image.
-_FLAGS: FrozenSet[str] = frozenset(
-    """privileged read-only oom-kill-disable no-healthcheck no-hosts disable-content-trust quiet q http-proxy
+_FLAGS = """privileged read-only oom-kill-disable no-healthcheck no-hosts disable-content-trust quiet q http-proxy
     read-only-tmpfs tls-verify rootfs nv nvccli rocm cleanenv e contain c writable w writable-tmpfs no-home no-init
     no-privs keep-privs no-umask userns u compat no-eval disable-cache sharens sif-fuse underlay""".split()
-)
 _SHORT_FLAGS = "ditqPeciCfuwn"  # several of them may stand behind one dash
 
 

@@ -19,22 +19,9 @@ from clustertool.model.name_enum import Name
 CONTAINER = "clustertool"  # of a pod, the one with the job
 _LOST, _REFUSED, _KILLED = 75, 69, 137  # exit codes: a lost node, what cannot start, a process killed by SIGKILL
 
-_IMAGE = (
-    "ImagePullBackOff",
-    "ErrImagePull",
-    "ErrImageNeverPull",
-    "InvalidImageName",
-    "ImageInspectError",
-    "RegistryUnavailable",
-    "SignatureValidationFailed",
-)
-_CONFIG = (
-    "CreateContainerConfigError",
-    "CreateContainerError",
-    "RunContainerError",
-    "ContainerCannotRun",
-    "StartError",
-)
+_IMAGE = """ImagePullBackOff ErrImagePull ErrImageNeverPull InvalidImageName ImageInspectError
+    RegistryUnavailable SignatureValidationFailed""".split()
+_CONFIG = "CreateContainerConfigError CreateContainerError RunContainerError ContainerCannotRun StartError".split()
 _DISRUPTIONS = {  # reasons of the condition DisruptionTarget
     "PreemptionByScheduler": "preempted by a pod of a higher priority",
     "PreemptionByKubeScheduler": "preempted by a pod of a higher priority",

@@ -17,13 +17,7 @@ from clustertool.model.kubernetes.pod_reasons import CONTAINER
 from clustertool.model.kubernetes.pod_variables import FIRST_NODE, POD_IP
 
 # The key by which entries of two lists are the same. Entries of other lists are added to each other.
-_KEYS = {
-    "containers": "name",
-    "volumes": "name",
-    "env": "name",
-    "volumeMounts": "mountPath",
-    "imagePullSecrets": "name",
-}
+_KEYS = {**dict.fromkeys(("containers", "volumes", "env", "imagePullSecrets"), "name"), "volumeMounts": "mountPath"}
 _WHOLE = ("command", "args")  # lists that are replaced
 # Where the user's value has priority, and null removes ours: rules of a cluster, or the user of an image, need other ones.
 _OF_USER = ("securityContext",)
@@ -34,11 +28,9 @@ _ROOT_VOLUME = "clustertool-root"
 KEPT = 86400  # seconds that ended objects are kept
 MOST_SECRET = 1_000_000  # bytes of a bundle; the API server takes 1 MiB of a Secret (core/v1, Secret)
 # The operator's variables. Those of a manifest would have priority over its ConfigMap.
-_OPERATORS = frozenset(
-    "TRAINER_PORTS_NUM PADDLE_PORT PADDLE_PSERVERS_IP_PORT_LIST PADDLE_TRAINER_ENDPOINTS PADDLE_TRAINERS PADDLE_TRAINERS_NUM "
-    "PADDLE_HETER_ENDPOINTS PADDLE_WITH_GLOO PADDLE_GLOO_RENDEZVOUS PADDLE_GLOO_HTTP_ENDPOINT POD_IP PADDLE_TRAINER_ID "
-    "TRAINING_ROLE PADDLE_TRAINING_ROLE".split()
-)
+_OPERATORS = """TRAINER_PORTS_NUM PADDLE_PORT PADDLE_PSERVERS_IP_PORT_LIST PADDLE_TRAINER_ENDPOINTS PADDLE_TRAINERS
+    PADDLE_TRAINERS_NUM PADDLE_HETER_ENDPOINTS PADDLE_WITH_GLOO PADDLE_GLOO_RENDEZVOUS PADDLE_GLOO_HTTP_ENDPOINT POD_IP
+    PADDLE_TRAINER_ID TRAINING_ROLE PADDLE_TRAINING_ROLE""".split()
 
 
 @dataclass(frozen=True)
@@ -197,12 +189,8 @@ def with_owner(manifest: Manifest, workload: Manifest) -> Manifest:
 
     workload: as the API server has created it.
     """
-    owner = {
-        "apiVersion": workload["apiVersion"],
-        "kind": workload["kind"],
-        "name": workload["metadata"]["name"],
-        "uid": workload["metadata"]["uid"],
-    }
+    owner = {name: workload[name] for name in ("apiVersion", "kind")}
+    owner.update({name: workload["metadata"][name] for name in ("name", "uid")})
     return {**manifest, "metadata": {**manifest["metadata"], "ownerReferences": [owner]}}
 
 

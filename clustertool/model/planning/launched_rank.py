@@ -21,14 +21,8 @@ from clustertool.model.planning.ranks import Seat
 
 _BLOCKS, _BLOCK = 300, 64  # of ports; all are below the kernel's own range
 # Of a job that the tool has started: its directory, its id, and what belongs to them. There is no such job here.
-_OF_JOBS = (
-    "CLUSTERTOOL_JOB",
-    "CLUSTERTOOL_MARK",
-    "CLUSTERTOOL_OUTPUT",
-    "CLUSTERTOOL_SHARDS",
-    "PADDLE_GLOO_FS_PATH",
-    "TORCHELASTIC_ERROR_FILE",
-)
+_OF_JOBS = """CLUSTERTOOL_JOB CLUSTERTOOL_MARK CLUSTERTOOL_OUTPUT CLUSTERTOOL_SHARDS PADDLE_GLOO_FS_PATH
+    TORCHELASTIC_ERROR_FILE""".split()
 
 
 class RankOptions(NamedTuple):

@@ -47,10 +47,8 @@ _DEPTH = 20  # processes between a supervisor and a container's first one, at mo
 _FIRST = 60.0  # seconds that the first command of a runtime may take
 LINGER = 5.0  # seconds that the runtime gets to remove a container whose processes were killed
 # Programs of runtimes. They end by themselves after the container, and must outlive it.
-_HELPERS = frozenset(
-    "apptainer catatonit conmon crun docker fuse-overlayfs fuse2fs pasta podman runc singularity slirp4netns squashfuse "
-    "squashfuse_ll starter starter-suid".split()
-)
+_HELPERS = """apptainer catatonit conmon crun docker fuse-overlayfs fuse2fs pasta podman runc singularity slirp4netns
+    squashfuse squashfuse_ll starter starter-suid""".split()
 
 
 def helpers(found: Iterable[Process]) -> FrozenSet[int]:
