@@ -136,11 +136,8 @@ def _warn_of_different(column: str, values: Mapping[int, str], fix: str) -> List
     """Warn of nodes with another value than most. A value that a node does not report is not compared."""
     known = {node: value for node, value in values.items() if value}
     usual = most_common(known[node] for node in sorted(known))
-    return [
-        Finding(node, column, "warn", f"{value}, others {usual}", fix.format(usual))
-        for node, value in sorted(known.items())
-        if value != usual
-    ]
+    odd = [(node, value) for node, value in sorted(known.items()) if value != usual]
+    return [Finding(node, column, "warn", f"{value}, others {usual}", fix.format(usual)) for node, value in odd]
 
 
 # -- how they are

@@ -161,10 +161,8 @@ def _check_condition(cluster: Cluster, fact: Facts) -> List[Finding]:
     wrong["proxy"] = _proxy(cluster, fact)
     if fact.examined or fact.leftovers:
         wrong["jobs"] = _jobs(fact)
-    hard = next(
-        (MOST_FILES if hard < 0 else min(hard, MOST_FILES) for name, _, hard in fact.limits if name == "nofile"), 0
-    )
-    right = {"limits": f"{hard} open files"} if hard else {}
+    hard = {name: most for name, _, most in fact.limits}.get("nofile", 0)
+    right = {"limits": f"{MOST_FILES if hard < 0 else min(hard, MOST_FILES)} open files"} if hard else {}
     found = [
         Finding(fact.node, name, *(("warn", *why) if why else ("ok", right.get(name, "ok"))))
         for name, why in wrong.items()

@@ -42,10 +42,8 @@ def read_hostfile(text: str, where: str) -> List[Dict[str, Any]]:
             found.setdefault(host, []).append(slots)
     if not found:
         raise ConfigError(f"{where} names no host", _FIX)
-    return [
-        {"host": host, **({} if slots == [None] else {"slots": sum(number or 1 for number in slots)})}
-        for host, slots in found.items()
-    ]
+    counts = {host: sum(number or 1 for number in slots) for host, slots in found.items() if slots != [None]}
+    return [{"host": host, **({"slots": counts[host]} if host in counts else {})} for host in found]
 
 
 def _read_line(line: str, where: str) -> Tuple[str, Optional[int]]:

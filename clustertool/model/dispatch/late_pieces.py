@@ -64,19 +64,13 @@ class LatePieces:
 
     def find_late(self, now: float) -> Set[Tuple[int, int]]:
         """Find (node, piece) on its way for more than a report and 1 s, which pieces of four times its size have overtaken."""
-        return {
-            key
-            for key, transit in self._transits.items()
-            if now - transit.since > self._patience and transit.passed >= _TIMES * transit.weight
-        }
+        old = {key: transit for key, transit in self._transits.items() if now - transit.since > self._patience}
+        return {key for key, transit in old.items() if transit.passed >= _TIMES * transit.weight}
 
     def find_slowest(self, now: float) -> Set[Tuple[int, int]]:
         """Find (node, piece) that takes four times the usual time of its size, and longer than two reports of its node.
 
         Use it only if no other piece can be sent. Where all machines are busy, all of the last pieces are reported late.
         """
-        return {
-            key
-            for key, transit in self._transits.items()
-            if self._usual and now - transit.since > max(2 * self._patience, _TIMES * transit.weight * self._usual)
-        }
+        least, transits = 2 * self._patience, self._transits.items() if self._usual else ()
+        return {key for key, one in transits if now - one.since > max(least, _TIMES * one.weight * self._usual)}

@@ -135,11 +135,9 @@ def pack(files: Iterable[Entry], group: Mapping[str, str], known: Sequence[Pack]
     for entry in sorted(files, key=lambda entry: entry.path):
         if entry.size:
             wanted.setdefault(group.get(entry.path, ""), {}).setdefault(entry.content, entry)
-    few = sum(old.size < PACK // 8 for old in known) > _FEW
-    return {
-        name: _pack_group(entries, [old for old in known if not (few and old.size < PACK // 8)])
-        for name, entries in wanted.items()
-    }
+    if sum(old.size < PACK // 8 for old in known) > _FEW:
+        known = [old for old in known if old.size >= PACK // 8]
+    return {name: _pack_group(entries, known) for name, entries in wanted.items()}
 
 
 def _pack_group(wanted: Dict[str, Entry], known: Sequence[Pack]) -> List[Pack]:

@@ -429,11 +429,8 @@ class Scheduler:
 
     def _find_moving(self, now: float) -> Set[int]:
         """Find the pieces on their way to a node that passes them on, and that has taken bytes in the last 4 s."""
-        return {
-            member.piece
-            for member in self.members.values()
-            if member.sending and member.seeding and not member.failed and now - member.sending < _STALL
-        }
+        moving = [one for one in self.members.values() if one.sending and now - one.sending < _STALL]
+        return {member.piece for member in moving if member.seeding and not member.failed}
 
     def _quick_node_lacks(self, piece: int, now: float) -> bool:
         """Return whether a node that passes pieces on, and is not slow, lacks a piece."""

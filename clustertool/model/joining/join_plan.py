@@ -225,15 +225,13 @@ def _masked_secrets(join: JoinFile) -> Tuple[Tuple[str, str], ...]:
 
 def _without_secrets(cluster: Cluster, arrivals: Sequence[Arrival], names: Sequence[str]) -> List[PreflightError]:
     """List an error for each machine that has not all values of SECRETS: its ranks would get the mask in their place."""
-    lacking = [
-        (name, [one for one in cluster.secrets if one not in arrivals[n].own.secrets]) for n, name in enumerate(names)
-    ]
-    fix = "give each machine a conf.py with these SECRETS, and their values"
-    return [
-        PreflightError(f"SECRETS of {names[0]} are not here: {', '.join(few)}", fix, name)
-        for name, few in lacking
-        if few
-    ]
+    found = []
+    for arrival, name in zip(arrivals, names):
+        lacking = ", ".join(one for one in cluster.secrets if one not in arrival.own.secrets)
+        if lacking:
+            fix = "give each machine a conf.py with these SECRETS, and their values"
+            found.append(PreflightError(f"SECRETS of {names[0]} are not here: {lacking}", fix, name))
+    return found
 
 
 def _with_own_folder(node: PlannedNode, own: OwnSettings) -> PlannedNode:

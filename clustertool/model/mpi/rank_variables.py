@@ -65,11 +65,9 @@ def rank_variables(environ: Mapping[str, str]) -> RankVariables:
 def _contradiction(first: RankVariables, second: RankVariables) -> UsageError:
     """Build the error for two launchers that state different ranks."""
     stated = " and ".join(f"{one.launcher} states rank {one.rank} of {one.size}" for one in (first, second))
-    return UsageError(
-        f"two launchers have set the rank: {stated}",
-        "do not start one mpirun from a rank of another, or remove the variables of the outer one: "
-        f"env -u {_OPEN_MPI.rank}, or env -u {_MPICH.rank}",
-    )
+    fix = "do not start one mpirun from a rank of another, or remove the variables of the outer one: "
+    fix += f"env -u {_OPEN_MPI.rank}, or env -u {_MPICH.rank}"
+    return UsageError(f"two launchers have set the rank: {stated}", fix)
 
 
 def _place_stated(environ: Mapping[str, str], names: _Names) -> RankVariables:

@@ -113,9 +113,8 @@ class Removal:
         if os.WIFSTOPPED(status) or os.WIFCONTINUED(status):
             return
         code = os.WEXITSTATUS(status) if os.WIFEXITED(status) else -1
-        output, error = (
-            (_read_rest(file) for file in (self._child.stdout, self._child.stderr)) if self._child else ("", "")
-        )
+        files = (self._child.stdout, self._child.stderr) if self._child else (None, None)
+        output, error = map(_read_rest, files)
         self.pid, self._child = 0, None
         self._again = time.monotonic() + _PAUSE
         self._left = _survivors(self._program, code, output, error)

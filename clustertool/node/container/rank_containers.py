@@ -211,10 +211,8 @@ class RankContainers:
         spec, container = self._spec, self._spec["container"]
         made = RankContainer(self._job, process, spec["mark"], self._waits)
         made.prepare()
-        given = {
-            **{name: value for name, value in os.environ.items() if spec.get("engine") and of_allocation(name)},
-            **variables,
-        }
+        inherited = os.environ.items() if spec.get("engine") else ()
+        given = {**{name: value for name, value in inherited if of_allocation(name)}, **variables}
         around = self._with_user(around)
         passed = container_command.passed_variables(container["runtime"], spec, process, given, around)
         argv = container_command.command(container, spec, process, passed.names, around)

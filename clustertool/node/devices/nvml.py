@@ -260,10 +260,9 @@ def _read_state(nvml: Library, ask: _Asker, handle: Handle) -> Card:
     reasons = ask(nvml.nvmlDeviceGetCurrentClocksEventReasons, handle)
     if reasons is None:  # drivers before 535
         reasons = ask(nvml.nvmlDeviceGetCurrentClocksThrottleReasons, handle)
-    corrected, uncorrected = (
-        ask(nvml.nvmlDeviceGetTotalEccErrors, handle, kind, nvml.NVML_VOLATILE_ECC)
-        for kind in (nvml.NVML_MEMORY_ERROR_TYPE_CORRECTED, nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED)
-    )
+    kinds = (nvml.NVML_MEMORY_ERROR_TYPE_CORRECTED, nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED)
+    volatile = nvml.NVML_VOLATILE_ECC
+    corrected, uncorrected = (ask(nvml.nvmlDeviceGetTotalEccErrors, handle, kind, volatile) for kind in kinds)
     persistence = ask(nvml.nvmlDeviceGetPersistenceMode, handle)
     return {
         "model": ask.text(nvml.nvmlDeviceGetName, handle),

@@ -78,11 +78,8 @@ class Termination:
         for pid in living:  # before the first one ends, and its children lose it
             self._find_main(pid, living)
         self._late = now >= self._rest_at
-        due = [
-            process
-            for process in found
-            if process.pid not in self._sent and (self._late or self._is_due(process.pid, living))
-        ]
+        unsent = [process for process in found if process.pid not in self._sent]
+        due = [process for process in unsent if self._late or self._is_due(process.pid, living)]
         spared = set(self._helpers()) if due else ()
         for process in [process for process in due if process.pid not in spared]:
             self._sent.add(process.pid)

@@ -304,13 +304,9 @@ class JoinCoordinator:
         """
         members = {member.connection: member.offer for member in self._state.members}
         addresses = {**{one: members[one].address for one in self._order}, COORDINATOR: self._address}
+        numbered = self._state.elastic is not None
         self._arrivals = [
-            Arrival(
-                members[one].hostname,
-                addresses[one],
-                self._settings[one],
-                members[one].node if self._state.elastic is not None else None,
-            )
+            Arrival(members[one].hostname, addresses[one], self._settings[one], members[one].node if numbered else None)
             for one in self._order
         ]
         cluster = cluster_of(self._join, self._arrivals, self._port)

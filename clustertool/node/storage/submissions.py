@@ -107,11 +107,8 @@ def withdraw(node: NodeContext, request: requests.WithdrawRequest) -> answers.An
 
 def queued_releases(root: str) -> Set[str]:
     """Return the releases of jobs that have not started: their bundles are still there."""
-    return {
-        about["release"]
-        for about in _read_all(root)
-        if os.path.lexists(os.path.join(_queue_path(root, about["job"]), BUNDLE))
-    }
+    known = [(about["release"], os.path.join(_queue_path(root, about["job"]), BUNDLE)) for about in _read_all(root)]
+    return {release for release, bundle in known if os.path.lexists(bundle)}
 
 
 def _read_all(root: str) -> Iterator[answers.SubmittedJob]:

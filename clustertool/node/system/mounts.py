@@ -60,9 +60,8 @@ def unanswered(path: str) -> Optional[PreflightError]:
     with open(_LIST, "rb") as file:
         rows = [line.split() for line in file]
     mounts = {os.fsdecode(_decode(row[_POINT])): row[row.index(b"-") + 1 :] for row in rows}  # the last one is on top
-    at = max(
-        (point for point in mounts if (reached[0] + "/").startswith(point.rstrip("/") + "/")), key=len, default="/"
-    )
+    above = [point for point in mounts if (reached[0] + "/").startswith(point.rstrip("/") + "/")]
+    at = max(above, key=len, default="/")
     kind, source = (os.fsdecode(_decode(field)) for field in mounts.get(at, [b"?", b"?"])[:2])
     what = f"{at} ({kind} {source}) does not answer, and {path} is on it"
     fix = "repair its server, or unmount it there (umount -l, fusermount -uz), or choose another folder"
