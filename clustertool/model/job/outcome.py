@@ -80,10 +80,7 @@ def exit_code(code: int, signal: int) -> int:
 
 def describe_exit(code: int, signal: int, note: str = "") -> str:
     """Describe an exit, with its note: `exit code 7: NOTE`; `signal 9 (killed)`."""
-    if signal:
-        text = f"signal {signal} ({SIGNALS.get(signal, 'unknown')})"
-    else:
-        text = f"exit code {code}"
+    text = f"signal {signal} ({SIGNALS.get(signal, 'unknown')})" if signal else f"exit code {code}"
     return f"{text}: {note}" if note else text
 
 

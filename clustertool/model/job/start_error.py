@@ -29,9 +29,7 @@ def wrong_first_line(start: bytes) -> str:
     if start.startswith(codecs.BOM_UTF8 + b"#!"):
         return "a byte order mark is in front of its first line: save it as UTF-8 without the mark"
     first = start.split(b"\n", 1)[0]
-    if first.startswith(b"#!") and first.endswith(b"\r"):
-        return _LINE_END
-    return ""
+    return _LINE_END if first.startswith(b"#!") and first.endswith(b"\r") else ""
 
 
 def after_prelude(missing: str) -> str:

@@ -80,12 +80,10 @@ def thin_out(data: bytes, now: float) -> bytes:
 def read_lines(data: bytes) -> Iterator[UsageLine]:
     """Yield the whole lines of usage.jsonl, parsed; what a crash or a full disk has torn is skipped."""
     for line in data.split(b"\n"):
-        try:
+        with contextlib.suppress(ValueError, TypeError, KeyError):
             found = json.loads(line)
             float(found["t"])
-        except (ValueError, TypeError, KeyError):
-            continue
-        yield found
+            yield found
 
 
 def last(values: Sequence[float]) -> float:

@@ -398,11 +398,9 @@ def _begin_if_ready(state: JoinState, elastic: Gathering, now: float) -> Step:
         why = state.unfit[1]
         what = f"{join_offers.present_names(state.members)}: {why.what}; no other node has joined within {elastic.timeout:g} s"
         return _abort(state, NodeLost(what, why.fix))
-    state = state._replace(
-        members=tuple(numbered[number] for number in chosen),
-        standby=tuple(member for number, member in numbered.items() if number not in chosen),
-    )
-    return _number_machines(state)
+    members = tuple(numbered[number] for number in chosen)
+    standby = tuple(member for number, member in numbered.items() if number not in chosen)
+    return _number_machines(state._replace(members=members, standby=standby))
 
 
 def _gather_again(state: JoinState, gone: Mapping[int, str]) -> Step:
@@ -422,19 +420,13 @@ def _order(state: JoinState, phase: str) -> Tuple[JoinState, Action]:
     return state, Order(_ORDERS[phase], state.round)
 
 
-def _on_done(state: JoinState, event: Done) -> Step:
-    """Note that a machine has done the order of this round, and go on if it is the last one; ignore other answers."""
+def _on_answered(state: JoinState, event: Union[Done, Failed]) -> Step:
+    """Note that a machine has done or failed at the order of this round, go on if it is the last; ignore other answers."""
     if event.round != state.round or _member(state, event.connection) is None or event.connection in state.answered:
         return state, ()
-    return _continue_if_answered(state._replace(answered=(*state.answered, event.connection)))
-
-
-def _on_failed(state: JoinState, event: Failed) -> Step:
-    """Note that a machine has failed at the order of this round, and go on if it is the last one; ignore other answers."""
-    if event.round != state.round or _member(state, event.connection) is None or event.connection in state.answered:
-        return state, ()
-    failures = (*state.failures, (event.connection, event.error))
-    return _continue_if_answered(state._replace(answered=(*state.answered, event.connection), failures=failures))
+    failures = [(event.connection, event.error)] if isinstance(event, Failed) else []
+    answered = (*state.answered, event.connection)
+    return _continue_if_answered(state._replace(answered=answered, failures=(*state.failures, *failures)))
 
 
 def _continue_if_answered(state: JoinState) -> Step:
@@ -495,9 +487,7 @@ def _without_failed(state: JoinState) -> Step:
         error = as_one([_with_node_name(state, connection, error) for connection, error in state.failures])
         assert error is not None
         return _abort(state, error)
-    refused = tuple(
-        Refuse(connection, _with_node_name(state, connection, error)) for connection, error in errors.items()
-    )
+    refused = tuple(Refuse(failed, _with_node_name(state, failed, error)) for failed, error in errors.items())
     state, actions = _gather_again(state, {connection: error.what for connection, error in errors.items()})
     return state, (*refused, *actions)
 
@@ -545,8 +535,8 @@ _TABLE: Dict[type, Callable[..., Step]] = {
     Offered: _on_offered,
     Gone: _on_gone,
     Left: _on_left,
-    Done: _on_done,
-    Failed: _on_failed,
+    Done: _on_answered,
+    Failed: _on_answered,
     Planned: _on_planned,
     Signalled: _on_signalled,
     Tick: _on_tick,

@@ -345,9 +345,7 @@ class KubernetesSettings:
 
     def resources_of(self, role: str) -> Manifest:
         """Return the resources of a container of this role, as given by role or for all roles; {} if none were given."""
-        if set(self.resources) & set(ROLES):
-            return dict(self.resources.get(role, {}))
-        return self.resources
+        return dict(self.resources.get(role, {})) if set(self.resources) & set(ROLES) else self.resources
 
 
 _FIELDS = {each.name: each for each in fields(KubernetesSettings) if each.name != "split"}

@@ -285,9 +285,7 @@ def _gets_devices(job: JobSpec, seat: Seat, kind: str) -> bool:
 
 def _share(cards: Tuple[int, ...], number: int, at: int, one: bool) -> Tuple[int, ...]:
     """Choose the cards of one of `number` processes, by its position `at`: its share of all, or one of them in turn."""
-    if one or len(cards) < number:
-        return (cards[at % len(cards)],)
-    return split(cards, number)[at]
+    return (cards[at % len(cards)],) if one or len(cards) < number else split(cards, number)[at]
 
 
 def visible(setting: str, collective: bool, seat: Seat, seats: Sequence[Seat]) -> Tuple[int, ...]:

@@ -162,10 +162,7 @@ def start(
     container.
     """
     try:
-        if client:
-            rank = RankStart(*client, "/")
-        else:
-            rank = rank_start(spec, process, attempt, job)
+        rank = RankStart(*client, "/") if client else rank_start(spec, process, attempt, job)
         with _limits_of_rank(umask, file_limit):
             return _spawn(rank, log, process.get("apart", False)), ""
     except OSError as error:
