@@ -131,6 +131,7 @@ def test_the_server_of_job_toml() -> None:
         ("http://a/path", "is no URL"),
         ("https://me@a", "SECRETS of conf.py has no ETCD_PASSWORD"),
         ("http://me@a", "would send the password of me unencrypted"),
+        ("https://me@a,http://b", "would send the password of me unencrypted"),
         ("https://me@a,https://you@b", "has the users me, you"),
     ],
 )

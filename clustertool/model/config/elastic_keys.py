@@ -229,12 +229,12 @@ _KEYS: Dict[str, Tuple[Callable[[object], object], object, str]] = {  # how to r
 def _read_server(cluster: Cluster, texts: Sequence[str], where: str, error: Type[ClustertoolError]) -> ElasticServer:
     """Check the URLs of the etcd servers, and build ElasticServer of them: with the user, and the names of secrets to use.
 
-    Raises `error`, whose text has no password: for a wrong URL, one with a password, different users, or a user without https
-    or without a secret for the password. where: names the source of the URLs in errors.
+    Raises `error`, whose text has no password: for a wrong URL, one with a password, different users, a URL without https if
+    there is a user, or no secret for the password of a user. where: names the source of the URLs in errors.
     """
     urls: List[str] = []
     users: Set[str] = set()
-    encrypted = False
+    schemes: Set[str] = set()
     for text in filter(None, (text.strip() for text in texts)):
         match = _URL.fullmatch(text)
         port = whole(match["port"] or _USUAL_PORT, 1, HIGHEST_PORT) if match else None
@@ -246,17 +246,18 @@ def _read_server(cluster: Cluster, texts: Sequence[str], where: str, error: Type
             raise error(f"{where} {re.sub('//[^@]*@', '//***@', text)!r} is no URL of an etcd server", _SERVER)
         if match["user"]:
             users.add(match["user"])
-        encrypted = encrypted or match["scheme"] == "https"
-        urls.append(f"{'https' if match['scheme'] == 'https' else 'http'}://{match['host']}:{port}")
+        scheme = "https" if match["scheme"] == "https" else "http"
+        schemes.add(scheme)
+        urls.append(f"{scheme}://{match['host']}:{port}")
     if len(users) > 1:
         raise error(f"{where} has the users {', '.join(sorted(users))}", "the servers of one etcd have the same users")
     user = next(iter(users), "")
-    if user and not encrypted:
+    if user and "http" in schemes:
         raise error(f"{where} would send the password of {user} unencrypted", f"https://{user}@host:port")
     if user and PASSWORD not in cluster.secrets:
         what = f"{where} names the user {user}, and SECRETS of {cluster.where or 'conf.py'} has no {PASSWORD}"
         raise error(what, f'export {PASSWORD}=..., and SECRETS = ["{PASSWORD}"] in conf.py')
-    ca = CA if encrypted and CA in cluster.secrets else ""
+    ca = CA if "https" in schemes and CA in cluster.secrets else ""
     return ElasticServer(tuple(dict.fromkeys(urls)), user, PASSWORD if user else "", ca)
 
 

@@ -223,7 +223,7 @@ def _volumes(value: object) -> Manifest:
                 raise NotRight('one source of a volume, as in a manifest: {"configMap": {"name": "words"}}', place)
         elif not _is_volume(source):
             kinds = ", ".join(f"{kind}:NAME" for kind in _VOLUME_KINDS if kind != "emptydir")
-            raise NotRight(f"one of {kinds}, emptydir, with :ro at its end to only read it", place)
+            raise NotRight(f"one of {kinds}, with :ro at its end to only read it, or emptydir", place)
     return found
 
 
