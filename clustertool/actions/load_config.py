@@ -21,6 +21,7 @@ from clustertool.model.config.cluster import CARRIERS, KEYS, Cluster, read_clust
 from clustertool.model.config.hostfile import LOOPBACK, Listed, choose_hosts, entries_for, hosts_of, read_hostfile
 from clustertool.model.config.hosts import Host, read_hosts
 from clustertool.model.hints import PROGRAM
+from clustertool.model.masking import Hide, mask
 from clustertool.model.paths import OURS
 from clustertool.model.planning import shell_variables
 from clustertool.model.quantities import count
@@ -359,5 +360,10 @@ def secrets(found: Cluster) -> dict[str, str]:
 
 
 def known_secrets(found: Cluster) -> dict[str, str]:
-    """Return {name: value} of those SECRETS that are set here and not empty, for masking what is shown."""
+    """Return {name: value} of those SECRETS that are set here and not empty."""
     return {name: os.environ[name] for name in found.secrets if os.environ.get(name)}
+
+
+def mask_known_secrets(found: Cluster) -> Hide:
+    """Return a function that replaces the values of SECRETS, as far as they are set here, in a text that is shown."""
+    return mask(known_secrets(found).values())

@@ -30,7 +30,7 @@ from clustertool.model.job.outcome import Outcome
 from clustertool.model.job.state import JobStatus
 from clustertool.model.job.state_names import OUTCOMES, RankState
 from clustertool.model.job.stop_result import read_result
-from clustertool.model.masking import Hide, mask
+from clustertool.model.masking import Hide
 from clustertool.model.paths import folder_of
 from clustertool.model.quantities import count, human_seconds
 from clustertool.model.roles import ROLES, find_role
@@ -141,7 +141,7 @@ class Job:
             require_attempt(status, request["attempt"])
             places, missing = locate_logs(fleet, status, asked, role, host)
             request["logs"] = list(places)
-            hide = _mask(fleet)
+            hide = load_config.mask_known_secrets(fleet.cluster)
             if request["follow"]:
                 follower = JobFollower(fleet, inbox, self.id)
                 follower.start(request)
@@ -229,12 +229,7 @@ class Job:
 
     @plain_errors()
     def fetch(
-        self,
-        to: str | os.PathLike[str] = "",
-        *,
-        rank: int | Literal["all"] = 0,
-        role: str = "trainer",
-        path: str = "",
+        self, to: str | os.PathLike[str] = "", *, rank: int | Literal["all"] = 0, role: str = "trainer", path: str = ""
     ) -> Path:
         """Copy the output of the job to this machine.
 
@@ -293,11 +288,6 @@ def _read_role(text: str) -> str:
     return found
 
 
-def _mask(fleet: Fleet) -> Hide:
-    """Return a function that replaces the values of SECRETS, as far as they are set here, in a text."""
-    return mask(load_config.known_secrets(fleet.cluster).values())
-
-
 def _log_lines(item: LogLines, host: str, hide: Hide) -> Iterator[LogLine]:
     """Yield the lines of a rank as LogLine, with secrets masked and control characters escaped."""
     for line in item.lines:
@@ -331,7 +321,7 @@ def _explain(error: ClustertoolError, status: JobStatus, fleet: Fleet) -> Cluste
         error.node = status.name(first.node)
         role = "" if first.role == "trainer" else f", role={first.role!r}"
         error.fix = error.fix or f"read its log: job.logs({first.rank}{role})"
-        error.lines = tuple(last_lines(fleet, status.job, first, _mask(fleet)))
+        error.lines = tuple(last_lines(fleet, status.job, first, load_config.mask_known_secrets(fleet.cluster)))
         if error.lines and hasattr(error, "add_note"):  # Python 3.11: shown with the traceback
             error.add_note("\n".join(["the last lines of its log:", *error.lines]))
     elif outcome is not None and outcome.node >= 0:

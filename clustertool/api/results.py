@@ -108,9 +108,8 @@ def status_of(found: StatusJson, outcome: Outcome | None, unreachable: Mapping[s
         )
         for one in found["processes"]
     )
-    hosts = tuple(
-        HostStatus(names[node["index"]], NodeState(node["state"]), str(node["why"])) for node in found["nodes"]
-    )
+    states = ((names[node["index"]], NodeState(node["state"]), str(node["why"])) for node in found["nodes"])
+    hosts = tuple(HostStatus(*state) for state in states)
     times = (found["created"], found["started"], found["ended"])
     state, waits = JobState(found["state"]), tuple(found["waits"])
     container = JobContainer(**found["container"]) if found["container"] else None

@@ -126,12 +126,8 @@ class Verb:
     ) -> None:
         self.name, self.help, self.options = name, help, options
         self._target, self._targets = target or f"{name}:{name}", targets or {}
-        self.purpose, self.also, self.examples, self.positional = (
-            purpose,
-            _names_of_other_tools(name, also),
-            examples,
-            positional,
-        )
+        self.also = _names_of_other_tools(name, also)
+        self.purpose, self.examples, self.positional = purpose, examples, positional
 
     def target(self, given: SimpleNamespace) -> str:
         """Return "clustertool.verbs.MODULE:FUNCTION", the function to call: that of the first given option in `targets`.

@@ -9,7 +9,8 @@ from clustertool.engines import known_engines
 from clustertool.model.job.job_names import NEWEST
 from clustertool.model.roles import MODES, ROLES
 
-_WHAT, _ENDING = "What runs", "Start and end"
+_WHAT = "What runs"
+_GRACE = "--grace DURATION  time between TERM and KILL (default: GRACE of conf.py, or 10s)"
 _ROLE = f"--role ROLE({'|'.join(ROLES)})=trainer  the role that --rank counts in (default: trainer)"
 
 *HOSTS, HERE = read_options(
@@ -46,7 +47,7 @@ JOB, HOST, ROLE, GRACE = read_options(
 -j --job JOB  the job: its id, a unique prefix of it, or its name (default: your newest)
 --host HOST,... *  a host of HOSTS, or a new one: [user@]host[:port]
 {_ROLE}
---grace DURATION  time between TERM and KILL (default: GRACE of conf.py, or 10s)
+{_GRACE}
 """
 )
 SENT = read_options(
@@ -147,23 +148,18 @@ Parameter servers and endpoints
     ),
     *ENGINES,
     *read_options(
-        """
+        f"""
 Start and end
 --detach  exit once all processes run
 --skip-bad  continue without the nodes that fail the checks
 --timeout DURATION  end the job after this time (default: no limit)
-"""
-    ),
-    replace(GRACE, group=_ENDING),
-    *read_options(
-        """
-Start and end
+{_GRACE}
 --on-failure ACTION(abort|continue)  what the other processes do when one fails (default: abort)
 --max-restarts N  start all again this many times after a failure (default: 0)
 --lease DURATION  end the job when no run or attach has followed it for this time (default: no limit)
 """
     ),
     *COPIES,
-    Opt("dry", "print the plan, and do nothing", FLAG, group=_ENDING),
+    Opt("dry", "print the plan, and do nothing", FLAG, group="Start and end"),
     *SHOWN,
 )

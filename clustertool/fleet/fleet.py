@@ -209,19 +209,17 @@ class Fleet:
         On a shared directory, a new client of the node's base. Raises why there is no connection.
         """
         host, agent = self.cluster.hosts[node], self.agents.get(node)
+        base = self.records_of(host)
         if self._directory is not None and isinstance(agent, RecordsClient):
             self.agents[node] = self._directory.reopen(agent)
-            self.failed.pop(node, None)
-            return self.agents[node]
-        base = self.records_of(host)
-        if agent is not None:
-            agent.close()
-            agent.link.close()
-        if base is not None and self._directory is not None:
-            self.agents[node] = self._directory.client(base, host)
-            self.failed.pop(node, None)
-            return self.agents[node]
-        self.agents[node] = AgentClient.open(self.connect(host), host, self.cluster, self._sink)
+        else:
+            if agent is not None:
+                agent.close()
+                agent.link.close()
+            if base is not None and self._directory is not None:
+                self.agents[node] = self._directory.client(base, host)
+            else:
+                self.agents[node] = AgentClient.open(self.connect(host), host, self.cluster, self._sink)
         self.failed.pop(node, None)
         return self.agents[node]
 

@@ -48,18 +48,34 @@ _FIX = "remove what is not yours, or correct it (chown, chmod go-w); or name the
 
 @dataclass(frozen=True)
 class StoredJob:
-    """A job and where it runs or ran. cluster: None for the embedded local cluster, whose addresses change."""
+    """A job and where it runs or ran, as its file has it.
+
+    cluster: of the content, once with_cluster() has checked it; None for the embedded local cluster, whose addresses change.
+    """
 
     id: str
     asked: str
     name: str
     created: float
-    cluster: Cluster | None
+    content: _Content
+    cluster: Cluster | None = None
+
+    @property
+    def reach(self) -> tuple[object, ...]:
+        """The hosts and how they are reached: two jobs with the same are in one place."""
+        return tuple(self.content.get(part) for part in ("hosts", "keys", "settings"))
 
     @property
     def here(self) -> bool:
         """Whether it runs on this machine alone."""
         return self.cluster is not None and [host.here for host in self.cluster.hosts] == [True]
+
+    def with_cluster(self) -> StoredJob | None:
+        """Return the job with its cluster, None where its hosts are damaged. To check those of all files would take long."""
+        try:
+            return replace(self, cluster=_to_cluster(self.id, self.content))
+        except _DAMAGED:
+            return None
 
 
 class JobPlaces:
@@ -88,18 +104,18 @@ class JobPlaces:
         """
         for entry in self._read_files([self._path(text)] if is_job_id(text) else []):
             if not entry.asked:  # an id that the tool has made: no other job is meant
-                return entry.job()
+                return entry.with_cluster()
         stored = self._read_files(this_user.job_files(self._dir))
         found = find_meant(text, stored, lambda entry: (entry.id, entry.asked, entry.name))
         if any(entry.reach != found[0].reach for entry in found):
             listed = ", ".join(entry.id for entry in found[:8])
             raise UsageError(f"--job {text!r} is not unique: {listed}", "write more of it")
-        return found[0].job() if found else None
+        return found[0].with_cluster() if found else None
 
     def newest(self) -> StoredJob | None:
         """Return the job whose file was written last; None where there is no file, or a damaged one. Raises ConfigError."""
         for entry in self._read_files(this_user.job_files_by_age(self._dir)[-1:]):
-            return entry.job()
+            return entry.with_cluster()
         return None
 
     def forget(self, jobs: Iterable[str]) -> None:
@@ -117,7 +133,7 @@ class JobPlaces:
         if wrong:
             raise ConfigError(f"the stored hosts of jobs are not used: {wrong.what}", _FIX)
 
-    def _read_files(self, paths: Sequence[Path]) -> list[_StoredFile]:
+    def _read_files(self, paths: Sequence[Path]) -> list[StoredJob]:
         """Read these files, of which only what names the job is checked, and return them with the newest job first.
 
         A file that is damaged, of a newer version or of another job is left out. Raises ConfigError where another user can
@@ -125,7 +141,7 @@ class JobPlaces:
         """
         if paths:
             self._check_dir()
-        found: list[_StoredFile] = []
+        found: list[StoredJob] = []
         for path in paths:
             with contextlib.suppress(OSError, *_DAMAGED):
                 entry = _read_content(json.loads(self._read_own_file(path)))
@@ -141,29 +157,6 @@ class JobPlaces:
             if problem:
                 raise ConfigError(f"the stored hosts of jobs are not used: {path} {problem}", _FIX)
             return file.read(_LARGEST)
-
-
-@dataclass(frozen=True)
-class _StoredFile:
-    """A file, of which only what names the job has been checked: to check the hosts of all files would take long."""
-
-    id: str
-    asked: str
-    name: str
-    created: float
-    content: _Content
-
-    @property
-    def reach(self) -> tuple[object, ...]:
-        """The hosts and how they are reached: two jobs with the same are in one place."""
-        return tuple(self.content.get(part) for part in ("hosts", "keys", "settings"))
-
-    def job(self) -> StoredJob | None:
-        """Build the stored job; None where its hosts are damaged."""
-        try:
-            return StoredJob(self.id, self.asked, self.name, self.created, _to_cluster(self.id, self.content))
-        except _DAMAGED:
-            return None
 
 
 def _to_content(cluster: Cluster) -> dict[str, object]:
@@ -188,14 +181,14 @@ def _to_content(cluster: Cluster) -> dict[str, object]:
     return {"keys": keys, "hosts": hosts, **settings}
 
 
-def _read_content(value: _Content) -> _StoredFile:
-    """Build _StoredFile of a file's content, without a check of its hosts.
+def _read_content(value: _Content) -> StoredJob:
+    """Build the stored job of a file's content, without its cluster.
 
     Raises ValueError for another format; ValueError, KeyError, TypeError or AttributeError for damaged content.
     """
     if value["format"] != _FORMAT:
         raise ValueError(value["format"])
-    return _StoredFile(str(value["id"]), str(value["asked"]), str(value["name"]), float(value["created"]), value)
+    return StoredJob(str(value["id"]), str(value["asked"]), str(value["name"]), float(value["created"]), value)
 
 
 def _to_cluster(job: str, value: _Content) -> Cluster | None:

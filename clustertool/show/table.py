@@ -42,12 +42,7 @@ _ALL = Narrow()
 
 
 def table(
-    title: str,
-    columns: Sequence[str],
-    rows: Iterable[Sequence[object]],
-    *,
-    terminal: Terminal,
-    narrow: Narrow = _ALL,
+    title: str, columns: Sequence[str], rows: Iterable[Sequence[object]], *, terminal: Terminal, narrow: Narrow = _ALL
 ) -> None:
     """Print rows under a title: drawn on a terminal, else as aligned lines, in which empty cells are `-` so that awk can count.
 

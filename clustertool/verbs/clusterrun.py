@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 from clustertool import __version__
 from clustertool.actions import conf_file, load_config, load_workspace
@@ -274,13 +275,9 @@ def _node_range(launch: Launch) -> str:
 
 def _with_launcher_options(cluster: Cluster, launch: Launch) -> Cluster:
     """Return the cluster with the start port, the kind and the visibility of devices that the options have set."""
-    if launch.start_port:
-        cluster = replace(cluster, start_port=int(launch.start_port))
-    if launch.device_kind:
-        cluster = replace(cluster, device_kind=launch.device_kind)
-    if launch.device_visibility:
-        cluster = replace(cluster, device_visibility=launch.device_visibility)
-    return cluster
+    devices = {"device_kind": launch.device_kind, "device_visibility": launch.device_visibility}
+    given: dict[str, Any] = {"start_port": int(launch.start_port or 0), **devices}
+    return replace(cluster, **{name: value for name, value in given.items() if value})
 
 
 def _build_options(call: Call, launch: Launch, folder: Path, cluster: Cluster) -> Options:

@@ -82,9 +82,7 @@ def _show_plan(call: Call, workspace: Workspace, cluster: Cluster, scattered: bo
 
 
 def _examine(
-    fleet: Fleet,
-    need: Callable[[ByNode], Mapping[int, int]] | None = None,
-    container: ContainerSettings = NO_CONTAINER,
+    fleet: Fleet, need: Callable[[ByNode], Mapping[int, int]] | None = None, container: ContainerSettings = NO_CONTAINER
 ) -> dict[int, Facts]:
     """Check the nodes, with their disk space, and return their facts, with the ROOT_DIRs that they share. Raises all errors.
 

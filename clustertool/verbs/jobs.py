@@ -19,7 +19,6 @@ from clustertool.fleet.agent_client import Sink
 from clustertool.fleet.fleet import LAG
 from clustertool.model.config.folded_names import fold
 from clustertool.model.job.state_names import JobState, NodeState
-from clustertool.model.masking import mask
 from clustertool.model.wire.messages import STATUS
 from clustertool.show.status_view import jobs_table, start_text, status_tables
 from clustertool.verbs.verb import Call, role_of
@@ -70,7 +69,7 @@ def read_join_log(engine: Engine, job: str) -> tuple[str, list[str]]:
         place, lines = engine.join_log(job)
     except ClustertoolError:
         return "", []
-    hide = mask(load_config.known_secrets(engine.fleet.cluster).values())
+    hide = load_config.mask_known_secrets(engine.fleet.cluster)
     return place, [harmless(hide(line)) for line in lines]
 
 

@@ -19,7 +19,6 @@ from clustertool.model.config.folded_names import fold
 from clustertool.model.hints import PROGRAM
 from clustertool.model.job.outcome import Key
 from clustertool.model.job.state import JobStatus
-from clustertool.model.masking import mask
 from clustertool.model.quantities import human_bytes
 from clustertool.model.wire.agent_requests import FollowRequest
 from clustertool.model.wire.messages import FOLLOW, LIST_FILES, STATUS
@@ -183,7 +182,7 @@ def _reconnect(fleet: Fleet, node: int, request: FollowRequest) -> None:
 def _create_printer(call: Call, fleet: Fleet, places: Mapping[Key, int], status: JobStatus) -> RankLines:
     """Create the printer of log lines: with prefixes or as JSON, SECRETS masked, without those that --grep does not match."""
     width = widest_prefix([(*key, status.nodes[node].name) for key, node in places.items()])
-    hide = mask(load_config.known_secrets(fleet.cluster).values())
+    hide = load_config.mask_known_secrets(fleet.cluster)
     times, terminal = call.given.timestamps, Terminal() if call.json else call.terminal
     return RankLines(terminal, hide=hide, width=width, grep=call.given.grep, times=times, objects=call.json)
 

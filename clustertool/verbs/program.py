@@ -142,10 +142,8 @@ def host_names() -> list[str]:
     return [name for name in dict.fromkeys(named) if valid_host(name)]
 
 
-_VALUES: Mapping[str, Callable[[], list[str]]] = {
-    "JOB": job_names,
-    "HOST": host_names,
-}  # by what help calls the value
+# By what help calls the value.
+_VALUES: Mapping[str, Callable[[], list[str]]] = {"JOB": job_names, "HOST": host_names}
 
 
 def _stored_jobs() -> list[Path]:

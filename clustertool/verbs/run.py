@@ -100,20 +100,16 @@ def read_order(call: Call, options: Options, find: Callable[[], Cluster]) -> Run
     return read_request(call, options, wish, find, advise)
 
 
-def create_cluster_finder(call: Call, options: Options) -> Callable[[], Cluster]:
-    """Return a function that finds the cluster of a run, and starts the embedded one if there is no conf.py.
+def find_cluster(call: Call, options: Options) -> Cluster:
+    """Find the cluster of a run, and start the embedded one if there is no conf.py.
 
-    It raises UsageError without a workspace and a conf.py.
+    Raises UsageError without a workspace and a conf.py.
     """
-
-    def find() -> Cluster:
-        named = choose_alias(call, "workspace", "job-dispatch-package") or options.job_workspace
-        conf = load_config.read_conf(call, call.selection)
-        if not (named or conf.values):
-            raise no_workspace()
-        return load_config.cluster(call, call.selection, start_local=True, conf=conf)
-
-    return find
+    named = choose_alias(call, "workspace", "job-dispatch-package") or options.job_workspace
+    conf = load_config.read_conf(call, call.selection)
+    if not (named or conf.values):
+        raise no_workspace()
+    return load_config.cluster(call, call.selection, start_local=True, conf=conf)
 
 
 def read_options(call: Call) -> Options:
@@ -197,7 +193,7 @@ def run(call: Call) -> None:
     call.gather_remarks()
     call.terse = not call.given.verbose and DetachKey().readable  # a line names the keys then
     options = with_program(call, read_options(call))
-    order = read_order(call, options, create_cluster_finder(call, options))
+    order = read_order(call, options, lambda: find_cluster(call, options))
     if call.given.verbose and not order.wish.dry:
         aside = Terminal(out=sys.stderr)
         configuration(_configuration(call, order), aside)
@@ -231,7 +227,7 @@ def export(call: Call) -> None:
     if apart is not None and (given.with_secrets or apart == place):
         raise UsageError("--secrets-to writes the secrets to a file of their own", "leave --with-secrets out")
     options = with_program(call, read_options(call))
-    order = read_order(call, options, create_cluster_finder(call, options))
+    order = read_order(call, options, lambda: find_cluster(call, options))
     with base.engine_of(order.cluster)(order.cluster, call) as engine:
         wish = ExportWish(secrets=given.with_secrets, secrets_place=apart, native=given.native)
         made = base.starter_of(engine, order).export(place, wish)
@@ -601,6 +597,6 @@ def attach(call: Call) -> None:
             show_join_log(call, read_join_log(engine, job["id"]))
         require_known(job)
         prepare_log_folder(call)
-        hide = mask(load_config.known_secrets(fleet.cluster).values())
+        hide = load_config.mask_known_secrets(fleet.cluster)
         call.terminal.note(f"job {job['id']}: {job['state']}")
         follow_starts(call, engine, inbox, job["id"], hide, {"logs": logs, "tail": tail}, fleet.cluster.grace)

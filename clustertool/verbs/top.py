@@ -33,7 +33,6 @@ from clustertool.model.config.folded_names import gather
 from clustertool.model.engine_views import EngineNode
 from clustertool.model.job.state_names import RankState
 from clustertool.model.job.stop_result import read_result
-from clustertool.model.masking import mask
 from clustertool.model.wire.agent_answers import GlanceAnswer, TailAnswer
 from clustertool.model.wire.messages import SAMPLE, TAIL, Request
 from clustertool.show.device_table import devices_tables, engine_nodes_table
@@ -92,7 +91,7 @@ class Top:
     def __init__(self, call: Call, engine: Engine, fleet: Fleet, poll: Poll, interval: float) -> None:
         self._engine = engine
         self._call, self._fleet, self._poll, self._interval = call, fleet, poll, interval
-        self._screen = Screen(call.terminal, mask(load_config.known_secrets(fleet.cluster).values()))
+        self._screen = Screen(call.terminal, load_config.mask_known_secrets(fleet.cluster))
         self._picture, self._view = TopModel(), View()
         self._ranks: list[Any] = []
         self._samples: Counter[int] = Counter()  # by node

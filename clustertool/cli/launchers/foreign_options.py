@@ -11,7 +11,7 @@ launchers. The first argument that is not an option is the script, and the follo
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from types import SimpleNamespace
 
 from clustertool.cli.launchers import join_options
@@ -232,28 +232,26 @@ class _Arguments:
             name, value = split(argument, known)
             flag = known.get(name)
             if flag is not None:
-                self.given.append((flag, self._take_value(flag, name, value, arguments, known)))
+                self.given.append((flag, _take_value(flag, name, value, arguments, known)))
             elif self.rest or argument.startswith("-") and argument not in ("-", "--") or old:
                 self.rest.append(argument)
             else:
                 self.script = arguments if argument == "--" else [argument, *arguments]
                 return
 
-    @staticmethod
-    def _take_value(
-        flag: Flag | Opt, name: str, value: str | None, rest: list[str], known: Mapping[str, Flag | Opt]
-    ) -> str:
-        """Return the value of an option: `value`, else the next argument, which is removed from `rest`; "" for a switch.
 
-        An option that needs no value has its own one in place of the next argument. Raises UsageError.
-        """
-        if not (flag.value if isinstance(flag, Flag) else flag.default is not FLAG):
-            if value is not None:
-                raise UsageError(f"{name} takes no value", "leave the value out")
-            return ""
-        if value is None and isinstance(flag, Opt) and flag.bare:  # what follows may be the script
-            return flag.bare
-        return following(name, value, rest, known)
+def _take_value(flag: Flag | Opt, name: str, value: str | None, rest: list[str], known: Container[str]) -> str:
+    """Return the value of an option: `value`, else the next argument, which is removed from `rest`; "" for a switch.
+
+    An option that needs no value has its own one in place of the next argument. Raises UsageError.
+    """
+    if not (flag.value if isinstance(flag, Flag) else flag.default is not FLAG):
+        if value is not None:
+            raise UsageError(f"{name} takes no value", "leave the value out")
+        return ""
+    if value is None and isinstance(flag, Opt) and flag.bare:  # what follows may be the script
+        return flag.bare
+    return following(name, value, rest, known)
 
 
 def _unknown_option(argument: str, known: Mapping[str, Flag | Opt]) -> UsageError:
