@@ -240,9 +240,9 @@ class Engine(ABC):
         """
 
     def fleet_of_job(self, job: str) -> Fleet:
-        """Return a fleet with an agent on each node of a running job, numbered as the job numbers them; here: `fleet`.
+        """Return `fleet`, which must have an agent on each node of the running job, numbered as the job numbers them.
 
-        `fleet` must be that of the job. An engine whose agents only read records makes another fleet, which is not open yet,
+        An engine whose agents only read records makes another fleet, which is not open yet,
         and closes it itself. Raises NotFound if the job does not run, PreflightError.
         """
         return self.fleet
@@ -272,63 +272,66 @@ class Engine(ABC):
         return found
 
     def cause(self, job: str) -> tuple[str, int] | None:
-        """Return why the engine has ended nodes of a job, and the exit code for that; None if it has ended none. Here: None.
+        """Return None. A queue returns why it has ended nodes of a job, and the exit code for that; None if it has ended none.
 
         Raises ClustertoolError.
         """
         return None
 
     def starts_again(self, job: str, attempt: int) -> bool:
-        """Return whether the engine puts the job back into its queue after this attempt; here: False.
+        """Return False. A queue returns whether it starts the job again after this attempt.
 
         Called when the attempt was stopped, had no time left, or has lost a node. Raises ClustertoolError.
         """
         return False
 
     def pods(self, job: str) -> Sequence[JobPod]:
-        """List the pods of a job, in the order of its nodes; () where an engine has none. Raises ClustertoolError."""
+        """Return (). Kubernetes lists the pods of a job, in the order of its nodes. Raises ClustertoolError."""
         return ()
 
     def join_log(self, job: str) -> tuple[str, Sequence[str]]:
-        """Return the name of the log of the processes that join a job, and its last lines; "" and () if the engine keeps none.
+        """Return "" and (). An engine returns the name of the log of the processes that join a job, and its last lines.
 
         Called for a job that has ended before a node had a record of it. Raises ClustertoolError.
         """
         return "", ()
 
     def holds_output(self, job: str) -> bool:
-        """Return whether nodes of an ended job wait until release(), so that its output can be fetched.
+        """Return False. Kubernetes returns whether nodes of an ended job wait until release(), so that its output can be fetched.
 
         Raises ClustertoolError.
         """
         return False
 
     def without_files(self, job: str, error: NotFound) -> NotFound:
-        """Return the error to show in place of `error`, if a fetch has found no files; here `error` itself.
+        """Return `error`. An engine returns the error to show in its place, if a fetch has found no files.
 
         Raises ClustertoolError.
         """
         return error
 
     def release(self, job: str) -> None:  # noqa: B027 - most engines hold nothing
-        """End the wait of a job's nodes for the fetch of its output (holds_output). Does nothing here.
+        """Do nothing. Kubernetes ends the wait of a job's nodes for the fetch of its output (holds_output).
 
         Raises ClustertoolError.
         """
 
     def check(self, settings: Mapping[str, object], deep: bool) -> Examined:
-        """Check that an engine without HOSTS can run jobs with these settings of the command line. Raises ClustertoolError.
+        """Check, for an engine without HOSTS, that it can run jobs with these settings of the command line.
 
-        deep: also check what the nodes of the engine see.
+        Raises ClustertoolError; NotImplementedError for an engine with HOSTS, which has another check. deep: also check what the nodes of the engine see.
         """
         raise NotImplementedError
 
     def nodes(self) -> Sequence[EngineNode]:
-        """List the nodes of the cluster, for an engine that has no agents on them. Raises ClustertoolError."""
+        """List the nodes of the cluster, for an engine that has no agents on them. Raises ClustertoolError.
+
+        Raises NotImplementedError for an engine that has agents.
+        """
         raise NotImplementedError
 
     def forget(self, jobs: Collection[str]) -> None:  # noqa: B027 - most engines keep nothing
-        """Remove what the engine itself keeps of these jobs, whose records were removed. Does nothing here.
+        """Do nothing. An engine removes what it keeps of these jobs, whose records were removed.
 
         Raises ClustertoolError.
         """

@@ -217,7 +217,7 @@ def _list_files(call: Call, found: dict[str, tuple[int, dict[str, int]]]) -> Non
 def _print_file(call: Call, fleet: Fleet, inbox: Inbox, job: str, found: dict[str, tuple[int, dict[str, int]]]) -> None:
     """Print one file of one node: its bytes with --raw, else its lines made harmless. With -f it follows the file.
 
-    Raises NotFound, UsageError if several nodes have it, Unreachable if it came only in part.
+    Raises NotFound if no node has the file, UsageError if several have it, and Unreachable if it came only in part.
     """
     file = call.given.file
     having = [name for name, (_, files) in found.items() if file in files]

@@ -159,7 +159,7 @@ class KubernetesEngine(Engine):
                 self._add_pod(job, node, pod, about_of(objects.workload), running)
 
     def _add_pod(self, job: str, node: int, pod: Object, about: JobAbout, running: dict[str, Host]) -> None:
-        """Add a pod to `running` or to the ended ones, and record which node of the job it is."""
+        """Record which node of the job a pod is, and add it to `running`, or to the ended ones; neither if it waits."""
         seen = view(pod)
         self._ended.record_place(seen.name, job, node)
         if seen.ended:

@@ -117,7 +117,7 @@ class SlurmJob:
 
     @property
     def node_names(self) -> List[str]:
-        """The names of its nodes. Raises DataError, ConfigError where Slurm has stated no node list."""
+        """The names of its nodes. Raises DataError or ConfigError if Slurm's text is no list of nodes."""
         return read_node_list(self.nodelist)
 
 
@@ -170,7 +170,7 @@ _NAME = r"(?:[^\s,\[\]]|\[[0-9,-]+\])+"  # with its ranges: a comma in brackets 
 
 
 def read_node_list(text: str) -> List[str]:
-    """Expand "gpu[01-02,7],login" to gpu01 gpu02 gpu7 login; "" to none. Raises DataError, ConfigError for no node list."""
+    """Expand "gpu[01-02,7],login" to [gpu01, gpu02, gpu7, login]; "" to []. Raises DataError or ConfigError for another text."""
     if text and not re.fullmatch(f"{_NAME}(?:,{_NAME})*", text):
         raise DataError(f"{text[:80]!r} is no list of nodes", "scontrol show hostnames expands a list of Slurm")
     return [name for part in re.findall(_NAME, text) for name in expand(part)]

@@ -420,7 +420,7 @@ class Relay:
 
 
 def _requested_piece(header: Header) -> int:
-    """Return the number of the piece that a taker requests. Raises ValueError, KeyError for a message that is no request."""
+    """Return the number of the piece that a taker requests. Raises ValueError or KeyError for another message."""
     if header["type"] != "get":
         raise ValueError(f"a message of type {str(header['type'])[:20]!r}")
     return int(header["piece"])

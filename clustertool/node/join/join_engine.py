@@ -53,7 +53,7 @@ class JoinEngine:
         return join
 
     def allocation(self, join: JoinFile) -> Allocation:
-        """Create the allocation in which this process runs; one that does nothing if no engine has started it."""
+        """Return an Allocation that does nothing: no engine has started this process. An engine returns its own one."""
         return Allocation()
 
 

@@ -27,7 +27,7 @@ _PART = 1 << 20
 def verify(node: NodeContext, request: VerifyRequest) -> VerifyAnswer:
     """Hash all pieces and check all releases; remove damaged pieces and the releases that need them, unless `remove` is False.
 
-    Returns the counts and the names of the damaged releases. Raises OSError, PreflightError if the store cannot be read.
+    Returns the counts and the names of the damaged releases. Raises OSError or PreflightError if the store cannot be read.
     """
     root, remove = node.root, request["remove"]
     if not os.path.isdir(paths.releases(root)):
