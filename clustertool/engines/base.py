@@ -297,7 +297,7 @@ class Engine(ABC):
         return "", ()
 
     def holds_output(self, job: str) -> bool:
-        """Return False. Kubernetes returns whether nodes of an ended job wait until release(), so that its output can be fetched.
+        """Return False. Kubernetes returns whether nodes of an ended job wait until release(), for a fetch.
 
         Raises ClustertoolError.
         """
@@ -319,7 +319,8 @@ class Engine(ABC):
     def check(self, settings: Mapping[str, object], deep: bool) -> Examined:
         """Check, for an engine without HOSTS, that it can run jobs with these settings of the command line.
 
-        Raises ClustertoolError; NotImplementedError for an engine with HOSTS, which has another check. deep: also check what the nodes of the engine see.
+        Raises ClustertoolError; NotImplementedError for an engine with HOSTS, which has another check.
+        deep: also check what the nodes of the engine see.
         """
         raise NotImplementedError
 

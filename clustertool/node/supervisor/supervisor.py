@@ -450,8 +450,8 @@ class Supervisor:
     def _adopt(self, key: Key, pid: int) -> None:
         """Adopt and record a rank that mpirun has started as process `pid`.
 
-        Raises NotFound for an unknown rank, or if it runs already or the node stops, UsageError for a process that is none of mpirun's here, and
-        PreflightError if its log cannot be opened.
+        Raises NotFound for an unknown rank, or if it runs already or the node stops, UsageError for a process that is none of
+        mpirun's here, and PreflightError if its log cannot be opened.
         """
         rank = self.ranks.find(key)
         if rank is None or rank.pid or self.shutdown is not None:
