@@ -29,13 +29,13 @@ class NodeCode:
     def __init__(self, folder: Path) -> None:
         data = node_bundle._content()[1]
         self.name = f"{node_bundle.digest()}.{sys.implementation.cache_tag}-{sys.hexversion:x}"
-        self._place = folder / CACHE / self.name
-        install(data, node_bundle.digest(), str(self._place), safe=lambda _: None, complete=lambda _: False)
+        self.place = folder / CACHE / self.name
+        install(data, node_bundle.digest(), str(self.place), safe=lambda _: None, complete=lambda _: False)
 
     def put_into(self, home: Path) -> None:
         """As after a first start there. The files are the same ones in all homes: nothing writes to them."""
         (home / CACHE).mkdir(mode=0o700, parents=True, exist_ok=True)
-        shutil.copytree(self._place, home / CACHE / self.name, copy_function=os.link)
+        shutil.copytree(self.place, home / CACHE / self.name, copy_function=os.link)
 
 
 @functools.lru_cache(maxsize=1)  # all pods of a job have the same

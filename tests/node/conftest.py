@@ -12,12 +12,15 @@ import pytest
 from tests.node.cable import Cable, CableOf
 from tests.node.harness import Bench, Job
 from tests.node.joining import JoinBench
+from tests.node_code import NodeCode
 
 
 @pytest.fixture(scope="session")
-def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One home for all tests, so that the node's code is compiled once."""
-    return tmp_path_factory.mktemp("home")
+def home(tmp_path_factory: pytest.TempPathFactory, node_code: NodeCode) -> Path:
+    """One home for all tests, which has the node's code."""
+    made = tmp_path_factory.mktemp("home")
+    node_code.put_into(made)
+    return made
 
 
 @pytest.fixture
