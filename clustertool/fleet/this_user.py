@@ -68,9 +68,10 @@ def is_home(folder: Path) -> bool:
 
 
 def make_folder(folder: Path, variable: str) -> None:
-    """Make a folder (0700), and those above it. Raises ConfigError if this fails, or the folder cannot be written.
+    """Make a folder with mode 0700, and missing ones above it with the default mode; leave one that exists as it is.
 
-    variable: of the environment; the fix in the error names it.
+    Raises ConfigError if this fails, or the folder cannot be written. variable: of the environment; the fix in the error names
+    it, and HOME.
     """
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)

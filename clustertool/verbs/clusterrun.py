@@ -66,7 +66,8 @@ def main() -> None:
 def clusterrun(call: Call, argv: Sequence[str]) -> None:
     """Parse the command line, find the nodes, and run the job on them, on this machine alone, or with those of a meeting.
 
-    --help and --version only print. Options in variables of the shell are added if conf.py does not name the nodes.
+    Returns nothing; raises UsageError, or the job's error, which has the exit code. --help and --version only print. Options
+    in variables of the shell are added if conf.py does not name the nodes.
     """
     if not argv:
         raise UsageError("what is to be run?", f"{USAGE}; clusterrun --help lists the options")

@@ -326,9 +326,9 @@ class KubernetesEngine(Engine):
         return sorted(found, key=lambda pod: (pod.node is None, pod.node or 0, pod.pod))
 
     def join_log(self, job: str) -> tuple[str, Sequence[str]]:
-        """Return the name of the first failed pod's log and its last lines, without those of ranks and the record.
+        """Return the name of the first failed pod's log, and a list of its last lines without those of ranks and the record.
 
-        "" and () if no pod has failed.
+        Returns "" and () if no pod has failed.
         """
         failed = (pod.name for pod in map(view, self.store.pods(job)) if pod.code > 0)
         pod = next(failed, "")

@@ -364,9 +364,10 @@ def _parse_port(text: str, option: str) -> int:
 
 
 def _with_counts(role: Role, listed: str, endpoints: Sequence[str], counted: str, number: str) -> Role:
-    """Return the role with the endpoints and the number per node of the command line, each an option and its value.
+    """Return the role with the endpoints and the number per node that two options of the command line give.
 
-    Raises UsageError where the two contradict each other.
+    listed, counted: the names of the two options. endpoints, number: their values; without a number the role keeps its own.
+    Raises UsageError for a wrong value, and if the number is neither that of all endpoints nor that of each host.
     """
     parts, count = _endpoints(endpoints, listed), _parse_count(number, counted)
     each = Counter(re.sub(r":\d+$", "", part) for part in parts)

@@ -217,7 +217,10 @@ class Scheduler:
         return not self.members[node].failed
 
     def ready(self, node: int, port: int, empty: bool, now: float) -> List[Action]:
-        """Record that a node's relay listens at `port`; return what to send. empty: the node has no piece of any release."""
+        """Record that a node's relay listens at `port`; return what the laptop sends next: lists of sources, and pieces.
+
+        empty: the node has no piece of any release.
+        """
         member = self.members[node]
         member.phase, member.port, member.empty = DispatchPhase.READY, port, empty
         member.lacks = {0} if member.lacks is None else member.lacks

@@ -141,10 +141,11 @@ class JobStatus:
 
     @property
     def outcome(self) -> Optional[Outcome]:
-        """How the job ended, by the records of the coordinator's node; by those of others where it has ended or is silent.
+        """How the job ended, by the record of the coordinator's node; by those of all nodes if it has ended, is lost or silent.
 
-        As long as the coordinator's node runs, another node cannot end the job by what it sends. A loss has the reason and the
-        code of `cause`, if it is known. None: no end is recorded.
+        Of several records that of the coordinator's node counts first, then an end, then a loss. As long as that node runs,
+        another one cannot end the job by what it sends. A loss has the reason and the code of `cause`, if it is known; if only
+        the engine has reported the end, it is a loss, too. None: no end is known.
         """
         coordinator = self.nodes.get(self.coordinator)
         ended = coordinator is not None and coordinator.state in (NodeState.ENDED, NodeState.LOST)
@@ -448,7 +449,7 @@ class JobStatus:
                 self.processes.setdefault(key, ProcessStatus(*key, node, number))
 
     def _process(self, here: NodeStatus, event: Event) -> ProcessStatus:
-        """Return the rank of an event; add it to this node if it is new."""
+        """Return the newest status of an event's rank, on whatever node it is; create it on the node `here` if it is new."""
         key = (str(event["role"]), int(event["rank"]))
         return self.processes.setdefault(key, ProcessStatus(*key, here.index))
 

@@ -170,7 +170,10 @@ _NAME = r"(?:[^\s,\[\]]|\[[0-9,-]+\])+"  # with its ranges: a comma in brackets 
 
 
 def read_node_list(text: str) -> List[str]:
-    """Expand "gpu[01-02,7],login" to [gpu01, gpu02, gpu7, login]; "" to []. Raises DataError or ConfigError for others."""
+    """Expand "gpu[01-02,7],login" to gpu01 gpu02 gpu7 login; "" to none.
+
+    Raises DataError for a text of another form, ConfigError for a wrong range in brackets, or too many names.
+    """
     if text and not re.fullmatch(f"{_NAME}(?:,{_NAME})*", text):
         raise DataError(f"{text[:80]!r} is no list of nodes", "scontrol show hostnames expands a list of Slurm")
     return [name for part in re.findall(_NAME, text) for name in expand(part)]

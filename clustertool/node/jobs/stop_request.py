@@ -259,9 +259,9 @@ def _recorded_answer(record: Record) -> JobStop:
 def _take_over(left: _Left, by: str, grace: float) -> JobStop:
     """End a job whose supervisor is dead or frozen: kill supervisor and guard, end all processes, and remove containers.
 
-    Records the loss of the supervisor and the end; without a mark only the loss, and the answer is "unknown". The supervisor is
-    ended first, so that nothing is started again. A coordinator on another node records this node as lost after its timeout:
-    the key to inform it is on no disk.
+    Returns "clean", or "survivors" with what is left; without a mark "unknown". Records the loss of the supervisor, which `by`
+    found, if no end is recorded, and with a mark what is left. The supervisor is ended first, so that nothing is started again.
+    A coordinator on another node records this node as lost after its timeout: the key to inform it is on no disk.
     """
     left.search.living()
     for process in left.caretakers:

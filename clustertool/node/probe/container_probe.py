@@ -105,7 +105,10 @@ def _is_zero(setting: str) -> bool:
 
 
 def _image(runtime: str, program: str, reference: str) -> Image:
-    """Describe the image as the node has it; its id is "" where it has none."""
+    """Return id, digest and size of an image as the node has it; the id is "" where it has none.
+
+    Asks `program`, the runtime's client; for Apptainer it reads the .sif file at the path `reference`, which is the id then.
+    """
     if runtime != APPTAINER:
         code, out, _ = programs.output([program, "image", "inspect", reference], LIMIT, cwd="/")
         return container_runtimes.read_image(out if code == 0 else "", reference)

@@ -227,9 +227,9 @@ class Store:
                     remove(path)
 
     def _find_unwanted(self, needed: Optional[Set[str]], age: float) -> Iterator[str]:
-        """Yield the paths of incomplete pieces older than an hour, and of other pieces that are not needed.
+        """Yield the paths of incomplete pieces older than an hour, and of other pieces that are not needed and old enough.
 
-        The latter have at least this age in seconds. needed: None: all pieces.
+        age: of the latter, in seconds. needed: the names of the needed ones; None: all are, so only incomplete ones are found.
         """
         with os.scandir(self.top) as entries:
             for entry in entries:
