@@ -16,6 +16,7 @@ from clustertool.errors import ClustertoolError, DataError, UsageError, only
 from clustertool.fleet.dispatch.workspace import Workspace
 from clustertool.model.config import workspace_rights
 from clustertool.model.config.cluster import Cluster
+from clustertool.model.config.elastic_keys import ElasticSettings
 from clustertool.model.config.job import JobSpec, Options, gives_grace, read_job, resumes
 from clustertool.model.config.job_tables import Toml
 from clustertool.model.facts import ByNode, Identity
@@ -138,6 +139,11 @@ class RunRequest:
     def grace(self) -> float:
         """Seconds between TERM and KILL."""
         return self.spec.policy.grace if self.spec is not None else self.cluster.grace
+
+    @property
+    def elastic(self) -> ElasticSettings:
+        """The elastic settings of the job; empty ones while its spec is not known."""
+        return self.spec.elastic if self.spec is not None else ElasticSettings()
 
     def read_toml(self, caller: Caller, text: str, table: Toml) -> None:
         """Set spec, resumes, table and grace_given from a job.toml, and print what it sets of the container and the engine.

@@ -576,11 +576,9 @@ def refusal(status: int, body: bytes, request: ApiRequest, user: str, where: str
 
 def _parse_status(body: bytes) -> Mapping[str, object]:
     """Parse a Status object; {} for any other text."""
-    try:
-        found = json.loads(body)
-    except (ValueError, RecursionError):
-        return {}
-    return found if isinstance(found, dict) else {}
+    with contextlib.suppress(PreflightError):
+        return _parse_object(body, "")
+    return {}
 
 
 def _wrong_fields(answer: Mapping[str, object]) -> str:

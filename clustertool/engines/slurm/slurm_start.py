@@ -27,7 +27,6 @@ from clustertool.fleet import job_places
 from clustertool.fleet.fleet import Fleet
 from clustertool.fleet.identity import identity, job_id
 from clustertool.fleet.joining import join_bundle, join_process
-from clustertool.model.config.elastic_keys import ElasticSettings
 from clustertool.model.config.job import JobSpec
 from clustertool.model.facts import Facts, Identity
 from clustertool.model.hints import PROGRAM
@@ -80,7 +79,7 @@ class SlurmStart(Starter):
             assert request.spec is not None
             self._settings = self._read_settings()
         queued_request.refuse_lease(request.spec, "give --timeout, or the key time of SLURM")
-        if request.spec.elastic.present:
+        if request.elastic.present:
             elastic_plan.refuse_fixed(request)
         if request.resumes:
             engine.caller.warn("job.toml: resume has no effect with this engine; the job starts anew")
@@ -98,12 +97,8 @@ class SlurmStart(Starter):
             return Submission(self._identity.job_id, None, documents)
         shown = self._allocation.with_resources(self._settings) if self._allocation else self._settings
         plan = queued_request.expected_plan(request, nodes_of_slurm(shown, facts), self._identity)
-        stands = (
-            f"{elastic_plan.describe_plan(plan, request.cluster)}; {_STANDS}"
-            if request.spec.elastic.present
-            else _STANDS
-        )
-        return Submission(self._identity.job_id, plan, documents, stands)
+        stands = f"{elastic_plan.describe_plan(plan, request.cluster)}; " if request.elastic.present else ""
+        return Submission(self._identity.job_id, plan, documents, stands + _STANDS)
 
     def _use_allocation(self, ranks: int) -> str:
         """Reduce the settings to those of a step, if the shell has an allocation that is used; print whether it is used.
@@ -120,8 +115,8 @@ class SlurmStart(Starter):
         ignored = ", ".join(ignored_keys(self._settings))
         without = f"; these settings have no effect there: {ignored}" if ignored else ""
         caller.remark(f"the job runs in the allocation of this shell (SLURM_JOB_ID={shell}){without}")
-        if self._elastic.present:
-            most = max(self._elastic.minimum, min(self._elastic.maximum, allocation.nodes))
+        if self._request.elastic.present:
+            most = max(self._request.elastic.minimum, min(self._request.elastic.maximum, allocation.nodes))
             self._settings = replace(self._settings, nodes=most)
         self._settings = allocation.step(self._settings)
         return allocation.cpus_warning(self._settings, ranks)
@@ -141,12 +136,7 @@ class SlurmStart(Starter):
         request = self._request
         typed = queued_request.typed_settings(request)
         found = read_settings(request.cluster.settings, request.table, typed, request.cluster.where)
-        return replace(found, nodes=self._elastic.maximum) if self._elastic.present else found
-
-    @property
-    def _elastic(self) -> ElasticSettings:
-        """The elastic settings of the request; empty ones while its spec is not known."""
-        return self._request.spec.elastic if self._request.spec is not None else ElasticSettings()
+        return replace(found, nodes=self._request.elastic.maximum) if self._request.elastic.present else found
 
     def _examine(self, fleet: Fleet) -> Facts:
         """Check the login host, print its warnings, and return its facts.
@@ -173,7 +163,7 @@ class SlurmStart(Starter):
 
     def _submit_order(self, folder: str, root_dir: str = "") -> SubmitOrder:
         """Build what the script needs besides the settings. folder: of the submission. root_dir: of a job submitted by hand."""
-        made, python, least = self._identity, self._request.cluster.python, self._elastic.minimum
+        made, python, least = self._identity, self._request.cluster.python, self._request.elastic.minimum
         bundle = posixpath.normpath(posixpath.join(folder, BUNDLE))
         return SubmitOrder(made.job_id, folder, bundle, python, made.name, root_dir, least)
 
@@ -367,7 +357,7 @@ class SlurmStart(Starter):
         if workspace is None:
             raise UsageError("export needs the files of the job", "give --workspace DIR")
         self._settings = self._read_settings()
-        if self._elastic.present:
+        if self._request.elastic.present:
             elastic_plan.refuse_fixed(self._request)
         if workspace.size > join_bundle.LARGEST_WORKSPACE:
             most = human_bytes(join_bundle.LARGEST_WORKSPACE)

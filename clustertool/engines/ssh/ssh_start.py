@@ -28,7 +28,6 @@ from clustertool.fleet.dispatch.workspace import Workspace
 from clustertool.fleet.fleet import Answers, Fleet, carry_out, devices_of, module_request
 from clustertool.fleet.identity import identity, job_id
 from clustertool.model.checks.container_findings import different_images
-from clustertool.model.config.elastic_keys import ElasticSettings
 from clustertool.model.container.container_settings import NO_CONTAINER, ContainerSettings
 from clustertool.model.dispatch.portions import Portions
 from clustertool.model.facts import ByNode, ContainerFacts, Identity, read_facts
@@ -65,7 +64,7 @@ class SshStart(Starter):
         """
         request = self._request
         wish, spec = request.wish, request.spec
-        if spec is not None and spec.elastic.present:
+        if request.elastic.present:
             elastic_plan.refuse_unfit(request)
         if wish.dry and spec is not None and not wish.skip_bad and not needs_probe(request.cluster, spec):
             return self._build_submission(self._make_plan(given_facts(request.cluster)))
@@ -73,7 +72,7 @@ class SshStart(Starter):
         if wish.dry:
             return self._build_submission(self._make_plan(facts))
         facts = shared_roots.confirm_root_ids(self._fleet, facts)
-        if self._elastic.present:
+        if self._request.elastic.present:
             self._members = build_members(request.cluster, facts, request)
         return self._build_submission(self._plan_when_free(facts))
 
@@ -85,7 +84,7 @@ class SshStart(Starter):
         """
         assert submission.plan is not None
         made = submission.plan
-        if self._elastic.present:
+        if self._request.elastic.present:
             self._start_members(made)
             return Submitted(made.job_id)
         made = self._bring_image(made, _facts(made))
@@ -96,14 +95,9 @@ class SshStart(Starter):
         self._remember(made)
         return Submitted(made.job_id, made)
 
-    @property
-    def _elastic(self) -> ElasticSettings:
-        """The elastic settings of the request; empty ones while its spec is not known."""
-        return self._request.spec.elastic if self._request.spec is not None else ElasticSettings()
-
     def _make_plan(self, facts: ByNode, identity: Identity | None = None) -> Plan:
         """Plan the request; an elastic job for the first MAX of the hosts, COORDINATOR first (elastic_plan.first_hosts)."""
-        request, elastic = self._request, self._elastic
+        request, elastic = self._request, self._request.elastic
         if not elastic.present:
             return make_plan(request, facts, identity)
         first = elastic_plan.first_hosts(request.cluster, elastic)
@@ -113,7 +107,7 @@ class SshStart(Starter):
 
     def _build_submission(self, made: Plan) -> Submission:
         """Build the submission of a plan; for an elastic job with the sentence that states for which nodes the plan is."""
-        stands = elastic_plan.describe_plan(made, self._request.cluster) if self._elastic.present else ""
+        stands = elastic_plan.describe_plan(made, self._request.cluster) if self._request.elastic.present else ""
         return Submission(made.job_id, made, stands=stands)
 
     def _remember(self, made: Plan) -> None:
@@ -131,7 +125,7 @@ class SshStart(Starter):
         made = self._bring_image(made, facts)
         releases = self._dispatch(facts)
         self._send_nvml({node: fact for node, fact in facts.items() if fact.devices and fact.device_kind == "gpu"})
-        total, elastic = len(self._members), self._elastic
+        total, elastic = len(self._members), self._request.elastic
         caller.note(f"job {made.job_id}: {made.job.mode}, elastic, {elastic.text} nodes, on {count(total, 'node')}")
         common = join_file(request, made, releases.get(0, ""), total)
         files = {
@@ -155,7 +149,7 @@ class SshStart(Starter):
         container = request.spec.container if request.spec else NO_CONTAINER
         asked = self._add_mpi_question(wanted)
         examined = self._check_room(preflight.examine(self._fleet, asked, ports=False, container=container))
-        elastic = self._elastic
+        elastic = self._request.elastic
         if request.wish.skip_bad or elastic.present:
             if elastic.present:
                 examined = self._keep_elastic_hosts(examined)
@@ -183,7 +177,7 @@ class SshStart(Starter):
 
         Raises if fewer than the minimum are left.
         """
-        elastic = self._elastic
+        elastic = self._request.elastic
         left = examined.leave_out_bad(self._engine.caller, least=elastic.minimum, first=elastic.coordinator)
         return self._keep_hosts(left)
 

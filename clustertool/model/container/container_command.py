@@ -260,15 +260,8 @@ def command(
     if waits:
         made = ["/bin/sh", "-c", _STEP_CLIENT.replace("SIGNALS", " ".join(map(str, REAL_TIME))), "client", *made, name]
         made += [f"--conmon={around.conmon}"] if around.conmon else []
-    made += [
-        "run",
-        "--detach" if waits else "--rm",
-        "--pull=never",
-        "--log-driver=none",
-        "--net=host",
-        "--ipc=host",
-        "--pid=host",
-    ]
+    made += ["run", "--detach" if waits else "--rm", "--pull=never", "--log-driver=none"]
+    made += ["--net=host", "--ipc=host", "--pid=host"]
     made += ["--http-proxy=false"] if runtime == PODMAN else []
     # As apptainer: a program of the image that is setuid root would be root of the node, where it is no user namespace.
     if not any(_NO_PRIVILEGES in one for one in container["options"]):

@@ -12,7 +12,7 @@ import time
 from typing import BinaryIO, Callable, Optional, Sequence, Tuple
 
 from clustertool.errors import DispatchError
-from clustertool.node.system import processes
+from clustertool.node.system import processes, programs
 from clustertool.node.system.node_context import step
 
 _SLICE = 0.1  # seconds between two calls of `check`
@@ -127,14 +127,8 @@ def _end(child: subprocess.Popen[bytes]) -> None:
     A runtime that gets TERM removes what it has not completed.
     """
     if child.poll() is None:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(child.pid, signal.SIGTERM)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            child.wait(_GRACE)
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(child.pid, signal.SIGKILL)
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        child.wait(1.0)
+        programs.signal_session(child, signal.SIGTERM, _GRACE)
+    programs.signal_session(child, signal.SIGKILL, 1.0)
     for file in (child.stdout, child.stderr):
         if file:
             file.close()

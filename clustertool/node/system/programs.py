@@ -72,15 +72,20 @@ def output(
             data = None
             check()
     finally:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(child.pid, signal.SIGKILL)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            child.wait(1.0)
+        signal_session(child, signal.SIGKILL, 1.0)
         for file in (child.stdin, child.stdout, child.stderr):  # unread, since another process may keep them open
             if file:
                 with contextlib.suppress(OSError):  # what stdin did not take
                     file.close()
     return code, out.decode(errors="replace"), err.decode(errors="replace")
+
+
+def signal_session(child: subprocess.Popen[bytes], number: int, seconds: float) -> None:
+    """Send a signal to the processes of a program's session, and wait up to `seconds` for the end of the program."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(child.pid, number)
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        child.wait(seconds)
 
 
 def run_program(node: NodeContext, request: ProgramRequest) -> ProgramAnswer:
