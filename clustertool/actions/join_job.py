@@ -7,13 +7,13 @@ import shlex
 from dataclasses import replace
 from pathlib import Path
 
-from clustertool import __version__
 from clustertool.actions import load_workspace
+from clustertool.engines.common_join_file import common_join_file
 from clustertool.engines.job_request import RunRequest, make_plan
 from clustertool.errors import UsageError
 from clustertool.fleet import this_machine
 from clustertool.fleet.identity import identity, job_id
-from clustertool.fleet.joining import join_process, secret, typed_machine
+from clustertool.fleet.joining import secret, typed_machine
 from clustertool.fleet.joining.secret import Secret
 from clustertool.model.config.hosts import Host
 from clustertool.model.config.job import read_job
@@ -76,6 +76,7 @@ def join_file(request: RunRequest, meeting: TypedMeeting, folder: Path, shared: 
     certificate, key = secret.certificate(shared.text, meeting.salt)
     asked = request.wish.job_id or meeting.run_id
     made = identity(job_id(), asked, request.wish.name or asked, request.origin)
+    made = replace(made, certificate=certificate, key=key)
     configured = {name for name, _ in request.cluster.env}
     own = OwnSettings(
         root_dir=host.root_dir,
@@ -92,19 +93,13 @@ def join_file(request: RunRequest, meeting: TypedMeeting, folder: Path, shared: 
     )
     if spec.nproc is not None:  # what is typed has priority over job.toml
         spec = replace(spec, nproc=None, trainer=replace(spec.trainer, per_node=None))
-    file = JoinFile(
-        version=__version__,
-        code=join_process.digest(),
-        identity=replace(made, certificate=certificate, key=key),
+    file = replace(
+        common_join_file(request, made, meeting.nodes, MeetingPoint(meeting.host, meeting.port)),
         cluster=replace(request.cluster, hosts=(), first_path=""),
         job=replace(spec, devices=None),
-        nnodes=meeting.nodes,
-        coordinator=MeetingPoint(meeting.host, meeting.port),
         index=meeting.index,
         join_timeout=join_timeout_of(meeting.timeout or request.cluster.join_timeout),
         listing=_files_for_plan(request, folder),
-        passed=request.passed,
-        secrets=tuple(request.secrets.items()),
         own=own,
     )
     return check(file)

@@ -15,9 +15,9 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from clustertool import __version__
 from clustertool.engines import preflight
 from clustertool.engines.caller import Caller, report_nothing_left
+from clustertool.engines.common_join_file import common_join_file
 from clustertool.engines.job_request import RunRequest
 from clustertool.errors import ClustertoolError, NotFound, PreflightError, Unreachable, UsageError, raise_all
 from clustertool.fleet import job_places
@@ -79,23 +79,15 @@ def join_file(request: RunRequest, made: Plan, release: str, count: int) -> Join
     made: the first plan, whose first node is the coordinator. release: the name of the workspace as the nodes have it. count:
     the number of nodes that are started now.
     """
-    spec = request.spec
-    assert spec is not None
-    elastic = spec.elastic
+    common = common_join_file(request, made.identity, count, MeetingPoint(*made.coordinator))
     listing = request.workspace.files if request.workspace is not None else made.nodes[0].facts.listing
-    return JoinFile(
-        version=__version__,
-        code=join_process.digest(),
-        identity=made.identity,
-        cluster=replace(request.cluster, hosts=(), settings={}, first_path=""),
-        job=replace(spec, container=made.job.container),
-        nnodes=count,
-        coordinator=MeetingPoint(*made.coordinator),
-        join_timeout=elastic.timeout,
+    return replace(
+        common,
+        cluster=replace(common.cluster, first_path=""),
+        job=replace(common.job, container=made.job.container),
+        join_timeout=common.job.elastic.timeout,
         listing=tuple(listing),
         release=release,
-        passed=request.passed,
-        secrets=tuple(request.secrets.items()),
     )
 
 

@@ -6,13 +6,13 @@ import tempfile
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from clustertool import __version__
+from clustertool.engines.common_join_file import common_join_file
 from clustertool.engines.job_request import RunRequest
 from clustertool.engines.kubernetes import native_pod
 from clustertool.engines.queued_request import USUAL, ExpectedNodes, shown_command, typed_settings
 from clustertool.errors import ConfigError, UsageError
 from clustertool.fleet import this_user
-from clustertool.fleet.joining import join_bundle, join_process
+from clustertool.fleet.joining import join_bundle
 from clustertool.model.container.container_runtimes import ALWAYS, NEVER
 from clustertool.model.container.container_settings import NO_CONTAINER
 from clustertool.model.facts import Identity
@@ -112,26 +112,20 @@ class JobManifests:
     def join_file(self, uploaded: bool = False) -> JoinFile:
         """Build the join file that all pods get. uploaded: the workspace is sent to node 0, and is not in the bundle."""
         request, settings, order = self.request, self.settings, self.order
-        assert request.spec is not None
         root, sent = pod_root(order.root_dir), request.workspace
         output = output_folder(settings, order)
         keep = settings.keep if settings.keep is not None else 0.0 if output else _KEEP
-        return JoinFile(
-            version=__version__,
-            code=join_process.digest(),
-            identity=self.identity,
-            cluster=replace(request.cluster, hosts=(), settings={}, root_dir=root, container=NO_CONTAINER),
-            job=replace(request.spec, container=NO_CONTAINER),
-            nnodes=settings.node_count,
-            coordinator=MeetingPoint(
-                coordinator_host(settings.dialect, order.name, settings.nodes), request.cluster.lead_port
-            ),
+        host = coordinator_host(settings.dialect, order.name, settings.nodes)
+        meeting_point = MeetingPoint(host, request.cluster.lead_port)
+        common = common_join_file(request, self.identity, settings.node_count, meeting_point)
+        return replace(
+            common,
+            cluster=replace(common.cluster, root_dir=root, container=NO_CONTAINER),
+            job=replace(common.job, container=NO_CONTAINER),
             join_timeout=join_timeout_of(request.cluster.join_timeout, KUBERNETES),
             names=pod_hosts(settings.dialect, order.name, settings.nodes),
             listing=sent.files if sent is not None else (),
             release=sent.release if sent is not None else "",
-            passed=request.passed,
-            secrets=tuple(request.secrets.items()),
             own=OwnSettings(root_dir=root, folder=workspace_folder(settings, order) or request.options.job_workspace),
             engine=KUBERNETES,
             of_engine=EngineSettings(

@@ -10,10 +10,10 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from clustertool import __version__
 from clustertool.engines import earlier_work, queued_request
 from clustertool.engines.base import Document, Exported, ExportWish, Starter, Submission, Submitted
 from clustertool.engines.caller import pause, report_nothing_left
+from clustertool.engines.common_join_file import common_join_file
 from clustertool.engines.elastic import elastic_plan
 from clustertool.engines.job_request import engine_table
 from clustertool.engines.queued_request import ExpectedNodes
@@ -26,7 +26,7 @@ from clustertool.errors import ClustertoolError, Interrupted, PreflightError, Te
 from clustertool.fleet import job_places
 from clustertool.fleet.fleet import Fleet
 from clustertool.fleet.identity import identity, job_id
-from clustertool.fleet.joining import join_bundle, join_process
+from clustertool.fleet.joining import join_bundle
 from clustertool.model.config.job import JobSpec
 from clustertool.model.facts import Facts, Identity
 from clustertool.model.hints import PROGRAM
@@ -322,21 +322,13 @@ class SlurmStart(Starter):
 
     def _build_join_file(self, own: OwnSettings, listing: tuple[str, ...], release: str) -> JoinFile:
         """Build the join file that all nodes of the job get. own: ROOT_DIR and folder, empty where the nodes find them."""
-        request = self._request
-        assert request.spec is not None
-        return JoinFile(
-            version=__version__,
-            code=join_process.digest(),
-            identity=self._identity,
-            cluster=replace(request.cluster, hosts=(), settings={}),
-            job=request.spec,
-            nnodes=self._settings.node_count,
-            coordinator=MeetingPoint("", request.cluster.lead_port),
-            join_timeout=join_timeout_of(request.cluster.join_timeout, "slurm"),
+        cluster = self._request.cluster
+        coordinator = MeetingPoint("", cluster.lead_port)
+        return replace(
+            common_join_file(self._request, self._identity, self._settings.node_count, coordinator),
+            join_timeout=join_timeout_of(cluster.join_timeout, "slurm"),
             listing=listing,
             release=release,
-            passed=request.passed,
-            secrets=tuple(request.secrets.items()),
             own=own,
             engine="slurm",
             of_engine=EngineSettings(keep_bundle=self._settings.goes_back, requeue_on=self._settings.requeue_on),
