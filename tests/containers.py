@@ -176,13 +176,15 @@ def put_image(
             podman(site, node, "import", "--quiet", *changes, "-", name, user=user, stdin=tar)
 
 
-def copy_image(site: LabSite, users: Sequence[str] = ("root",), name: str = IMAGE) -> None:
-    """Copy the image of the first user on node 0 to all other stores: it has the same id and digest everywhere."""
+def copy_image(
+    site: LabSite, users: Sequence[str] = ("root",), nodes: Iterable[int] | None = None, name: str = IMAGE
+) -> None:
+    """Copy the image of the first user on node 0 to all other stores, or those of `nodes`: id and digest stay the same."""
     tar = site.lab.dir / "saved.tar"
     with tar.open("wb") as file:
         done = _podman(site, 0, ["save", "--quiet", name], users[0], stdout=file)
     assert done.returncode == 0, done.stderr
-    for node in range(site.count):
+    for node in range(site.count) if nodes is None else nodes:
         for user in users:
             if (node, user) != (0, users[0]):
                 podman(site, node, "load", "--quiet", user=user, stdin=tar)
@@ -255,7 +257,7 @@ def no_containers(
 
     def left() -> list[object]:
         living = [(p.node, p.pid, p.name, p.argv[:2]) for p in site.living() if p.node in nodes]
-        return [*living, *(name for node in nodes for user in users for name in containers(site, node, user))]
+        return living or [name for node in nodes for user in users for name in containers(site, node, user)]
 
     until(lambda: not left(), seconds, lambda: f"these to end: {left()}")
 

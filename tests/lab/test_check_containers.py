@@ -11,8 +11,6 @@ import pytest
 from tests import containers
 from tests.cli import LabSite
 
-TRAIN = 'print("trained")'
-
 
 def cells(site: LabSite, *args: str, code: int = 0) -> list[dict[str, str]]:
     """The column `container` of each node."""
@@ -21,14 +19,20 @@ def cells(site: LabSite, *args: str, code: int = 0) -> list[dict[str, str]]:
 
 
 @pytest.fixture
-def three(site: Callable[..., LabSite], tmp_path: Path, container_image: Path) -> LabSite:
-    nodes = {node: containers.container_node(tmp_path / f"etc{node}") for node in range(3)}
-    found: LabSite = site(3, nodes=nodes)
-    containers.put_image(found, container_image, nodes=[0])
-    return found
+def some(site: Callable[..., LabSite], tmp_path: Path, container_image: Path) -> Callable[[int], LabSite]:
+    """some(3): so many nodes, the first of which has the image."""
+
+    def make(count: int) -> LabSite:
+        nodes = {node: containers.container_node(tmp_path / f"etc{node}") for node in range(count)}
+        found: LabSite = site(count, nodes=nodes)
+        containers.put_image(found, container_image, nodes=[0])
+        return found
+
+    return make
 
 
-def test_check_reports_the_image_of_each_node(three: LabSite, container_image: Path) -> None:
+def test_check_reports_the_image_of_each_node(some: Callable[[int], LabSite], container_image: Path) -> None:
+    three = some(3)
     three.conf(CONTAINER={"image": containers.IMAGE}, CHECKS_OFF=["load"])
     present, *absent = cells(three)
     assert present["level"] == "ok" and present["text"].startswith("podman ") and ", sha256:" in present["text"]
@@ -38,9 +42,7 @@ def test_check_reports_the_image_of_each_node(three: LabSite, container_image: P
     never = {"image": containers.IMAGE, "pull": "never"}
     three.conf(CONTAINER=never, CHECKS_OFF=["load"])
     assert [one["level"] for one in cells(three, code=69)] == ["ok", "bad", "bad"]
-    containers.copy_image(three)
-    assert {one["level"] for one in cells(three)} == {"ok"}
-    containers.podman(three, 2, "rmi", "--force", containers.IMAGE)
+    containers.copy_image(three, nodes=[1])
     containers.put_image(three, container_image, nodes=[2])
     found = cells(three, code=69)
     assert [one["level"] for one in found] == ["ok", "ok", "bad"]
@@ -51,44 +53,29 @@ def test_check_reports_the_image_of_each_node(three: LabSite, container_image: P
     containers.no_containers(three)
 
 
-def test_dry_shows_runtime_image_and_digest(three: LabSite) -> None:
-    containers.copy_image(three)
-    job = three.workspace(train_py=TRAIN)
-    dry = three.inv("run", "-w", job, "--dry", "--json", "--image", containers.IMAGE).ends(0).json
+def test_dry_shows_runtime_image_digest_and_the_command_line_that_runs(some: Callable[[int], LabSite]) -> None:
+    """Of the command line, only the token of the job, which differs, and the limits of the node are not compared."""
+    two = some(2)
+    containers.copy_image(two)
+    job = two.workspace(train_sh="sleep 600")
+    words = ("--script", "sh train.sh", "--image", containers.IMAGE, "--job-id", "same", "--env", "WORD=secret-word")
+    options = ("-w", job, *words)
+    dry = two.inv("run", *options, "--dry", "--json").ends(0).json
     found = [node["container"] for node in dry["nodes"]]
     assert {one["program"] for one in found} == {"/usr/bin/podman"}
     assert {(one["image"], one["runtime"], one["rootless"]) for one in found} == {(containers.IMAGE, "podman", False)}
     digests = {one["digest"] for one in found}
     assert len(digests) == 1 and digests.pop().startswith("sha256:")
-    text = three.inv("run", "-w", job, "--dry", "--image", containers.IMAGE).ends(0).out
+    text = two.inv("run", *options, "--dry").ends(0).out
     assert f"container of each process on node0: {containers.IMAGE} (sha256:" in text
     assert "the first one starts so, with the limits and devices of the node: /usr/bin/podman run --rm" in text
-
-
-def test_dry_shows_the_command_line_that_runs(three: LabSite) -> None:
-    """Only the token of the job, which differs, and the limits of the node are not compared."""
-    containers.copy_image(three)
-    job = three.workspace(train_sh="sleep 600")
-    options = (
-        "-w",
-        job,
-        "--script",
-        "sh train.sh",
-        "--image",
-        containers.IMAGE,
-        "--job-id",
-        "same",
-        "--env",
-        "WORD=secret-word",
-    )
-    dry = three.inv("run", *options, "--dry", "--json").ends(0).json
-    three.inv("run", *options, "--detach").ends(0)
-    for node, shown in enumerate(dry["nodes"]):
-        ran = next(one.argv for one in three.lab.processes(node) if one.argv[1:3] == ("run", "--rm"))
-        assert _compared(ran) == _compared(shown["container"]["command"])
+    two.inv("run", *options, "--detach").ends(0)
+    for node, shown in enumerate(found):
+        ran = next(one.argv for one in two.lab.processes(node) if one.argv[1:3] == ("run", "--rm"))
+        assert _compared(ran) == _compared(shown["command"])
         assert "--env=WORD" in ran and "secret-word" not in str(ran)
-    three.inv("stop", "--job", "same").ends(0)
-    containers.no_containers(three)
+    two.inv("stop", "--job", "same").ends(0)
+    containers.no_containers(two)
 
 
 def _compared(argv: Iterable[str]) -> list[str]:

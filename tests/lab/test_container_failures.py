@@ -1,6 +1,6 @@
 """Each way in which a job in containers ends: exit code, verdict, and neither a container nor a process left on any node.
 
-The ranks are shell scripts in podman's containers on three nodes. Each starts a child with a session of its own, which a
+The ranks are shell scripts in podman's containers on two nodes. Each starts a child with a session of its own, which a
 plain kill of the container's first process leaves. A file in a folder that is mounted in all containers states what a rank
 does next.
 """
@@ -25,8 +25,8 @@ from tests.lab.lab import HOME, Lab
 
 LOSS, GRACE = 3.0, 2.0
 SLACK = 20.0  # seconds that a loaded machine may add
-RANKS = 3  # one on each node
-SMALL = 2  # the node with a disk of its own for jobs
+RANKS = 2  # one on each node
+SMALL = 1  # the node with a disk of its own for jobs
 WHAT = HOME / "what"
 WAITS = f"""\
 setsid sleep 1000 &
@@ -103,9 +103,9 @@ def cluster(
 ) -> Iterator[LabSite]:
     etc = tmp_path_factory.mktemp("etc")
     disks = {SMALL: {"disk": "8m"}}
-    nodes = {node: containers.container_node(etc / str(node), **disks.get(node, {})) for node in range(3)}
-    made = LabSite(etc / "site", module_lab(3, nodes=nodes))
-    for node in range(3):
+    nodes = {node: containers.container_node(etc / str(node), **disks.get(node, {})) for node in range(RANKS)}
+    made = LabSite(etc / "site", module_lab(RANKS, nodes=nodes))
+    for node in range(RANKS):
         (made.home(node) / "what").mkdir()
     containers.put_image(made, container_image, nodes=[0])
     containers.copy_image(made)
@@ -116,7 +116,7 @@ def cluster(
 @pytest.fixture
 def site(cluster: LabSite) -> Iterator[LabSite]:
     """The cluster that all tests share, without jobs."""
-    for node in range(3):
+    for node in range(RANKS):
         for path in (cluster.home(node) / "what").iterdir():
             path.unlink()
     yield cluster
@@ -125,13 +125,14 @@ def site(cluster: LabSite) -> Iterator[LabSite]:
     cluster.running.clear()
     try:
         containers.no_containers(cluster)
-    finally:  # one that fails leaves nothing for the next one
+    except AssertionError:  # one that fails leaves nothing for the next one
         for process in cluster.living():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(process.pid, signal.SIGKILL)
-        for node in range(3):
+        for node in range(RANKS):
             for name in containers.containers(cluster, node):
                 containers.podman(cluster, node, "rm", "--force", name)
+        raise
 
 
 @pytest.fixture
@@ -156,12 +157,10 @@ def _conf(site: LabSite, **more: object) -> None:
 
 
 def one_rank(site: LabSite, script: str, *options: object, text: str = "", **container: object) -> Done:
-    """Run a script as the only rank, on node 0. text: of train.sh."""
+    """Run a script as the only rank, on node 0. text: of train.sh. That nothing is left is checked at the end of the test."""
     _conf(site, **container)
     site.workspace(train_sh=text)
-    done = site.inv("run", "-w", "job", "--only", "node0", "--script", script, *options)
-    containers.no_containers(site)
-    return done
+    return site.inv("run", "-w", "job", "--only", "node0", "--script", script, *options)
 
 
 def test_a_rank_exits(started: Callable[..., ContainerRun]) -> None:
@@ -172,9 +171,10 @@ def test_a_rank_exits(started: Callable[..., ContainerRun]) -> None:
     assert done.err.count("trainer 1 on node1 ended with exit code 7") == 1
     trainers = {p["rank"]: p for p in job.site.inv("status", "--json").ends(0).json["processes"]}
     assert (trainers[1]["state"], trainers[1]["code"]) == ("failed", 7)
-    assert {trainers[rank]["state"] for rank in (0, 2)} == {"stopped"}
+    assert trainers[0]["state"] == "stopped"
 
 
+@pytest.mark.chaos  # test_container_rootless.py kills one
 def test_a_rank_is_killed(started: Callable[..., ContainerRun]) -> None:
     job = started()
     job.strikes(job.ranks(1))
@@ -220,8 +220,7 @@ def test_a_node_crashes(started: Callable[..., ContainerRun]) -> None:
     finally:
         job.site.lab.start(1)
     (job.site.home(1) / "what/1").write_text("exit 0")
-    for rank in (0, 2):
-        (job.site.home(rank) / f"what/{rank}").write_text("exit 0")
+    (job.site.home(0) / "what/0").write_text("exit 0")
     job.site.inv("run", "-w", "job", "--script", "sh train.sh").ends(0)
     assert len(containers.containers(job.site, 1)) == 1
     job.site.inv("stop", "--job", job.job()).ends(0)
@@ -236,7 +235,7 @@ def test_ctrl_c_and_a_first_process_without_handlers(site: LabSite) -> None:
     until(lambda: all(_sleeps(site, node) for node in range(RANKS)), 30, lambda: f"{site.living()}")
     job.at = job.command.signal(signal.SIGINT)
     done = job.ends(130, r"exit 130 \(tool\): Ctrl\+C$", 3)
-    assert "node[0-2]: clean" in done.err
+    assert "node[0-1]: clean" in done.err
     trainers = job.site.inv("status", "--json").ends(0).json["processes"]
     assert [p["signal"] for p in trainers] == [int(signal.SIGTERM)] * RANKS
 
@@ -245,12 +244,13 @@ def _sleeps(site: LabSite, node: int) -> bool:
     return any(process.argv == ("sleep", "1000") for process in site.processes(node))
 
 
+@pytest.mark.chaos  # test_container_rootless.py and test_docker.py have it
 def test_ctrl_c_and_a_program_that_ignores_term(started: Callable[..., ContainerRun]) -> None:
     job = started(program=STUBBORN)
     job.at = job.command.signal(signal.SIGINT)
     done = job.ends(130, "exit 130", GRACE + 3)
     assert time.monotonic() - job.at > GRACE
-    assert "node[0-2]: clean" in done.err
+    assert "node[0-1]: clean" in done.err
 
 
 def test_ctrl_c_twice(started: Callable[..., ContainerRun]) -> None:
@@ -292,7 +292,7 @@ def test_stop(started: Callable[..., ContainerRun], force: bool) -> None:
     job = started(program=STUBBORN)
     job.at = time.monotonic()
     done = job.site.inv("stop", *(["--force"] if force else [])).ends(0)
-    assert done.out.endswith(": node[0-2]: clean\n")
+    assert done.out.endswith(": node[0-1]: clean\n")
     assert not any(containers.containers(job.site, node) for node in range(RANKS)), "stop has proved this"
     job.ends(143, "exit 143", GRACE + 3)
 
@@ -308,7 +308,7 @@ def test_stop_without_supervisors(started: Callable[..., ContainerRun]) -> None:
     job.at = time.monotonic()
     assert all(job.ranks(node) for node in range(RANKS))
     done = job.site.inv("stop", "--job", job.job()).ends(0)
-    assert "node[0-2]: clean" in done.out
+    assert "node[0-1]: clean" in done.out
     assert not any(containers.containers(job.site, node) for node in range(RANKS)), "stop has proved this"
     job.command.close()
     containers.no_containers(job.site)
@@ -319,7 +319,7 @@ def test_stop_after_conmon_was_killed(started: Callable[..., ContainerRun]) -> N
     job = started("--on-failure", "continue")
     job.strikes(job.named(1, "conmon"))
     done = job.site.inv("stop").ends(0)
-    assert "node[0-2]: clean" in done.out
+    assert "node[0-1]: clean" in done.out
     done = job.command.wait(60)
     job.ends(done.code, "exit", GRACE + 3)
 

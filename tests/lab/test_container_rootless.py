@@ -99,6 +99,7 @@ def test_a_process_is_killed(cluster: LabSite, name: str, code: int) -> None:
     gone(cluster)
 
 
+@pytest.mark.chaos  # test_container_failures.py has it with root
 def test_stop_where_supervisor_and_guard_are_killed(cluster: LabSite) -> None:
     """The agent of `stop` finds the ranks and containers by itself."""
     command = start(cluster)

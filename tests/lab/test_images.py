@@ -103,28 +103,39 @@ def no_rest(site: LabSite) -> None:
     assert not left
 
 
+RANK = ("--script", "ls -d /data0", "--all-ranks")
+
+
 def test_the_laptop_sends_an_image_once_and_a_changed_layer_alone(nodes, container_image: Path) -> None:
-    """Three nodes get it over the uplink once. Later only the new layer is sent, and then nothing at all."""
-    three, laptop = nodes(3)
+    """Two nodes get it over the uplink once; one has another image of this name before. Later only the new layer is sent, and
+    then nothing at all. Ranks run the image of the laptop, also with pull = never.
+    """
+    two, laptop = nodes(2)
+    two.conf(IMAGE_FROM="laptop", CONTAINER=containers.settings())
     first = laptop.make_image(container_image, 12)
+    containers.put_image(two, container_image, nodes=[1])
+    assert ids_of(two, 1) not in ("", first)
     done = laptop.inv("dispatch", "-w", "job", "--json", timeout=240).ends(0)
-    assert ids(three) == [first] * 3
-    assert done.json["images"] == {f"node{node}": first for node in range(3)}
-    assert "image: load: 3 nodes done in" in done.err
+    assert ids(two) == [first] * 2
+    assert done.json["images"] == {f"node{node}": first for node in range(2)}
+    assert "image: load: 2 nodes done in" in done.err
     assert [line for line in done.err.splitlines() if "over the uplink" in line]
-    no_rest(three)
+    no_rest(two)
 
-    before = three.lab.sent()
+    before = two.lab.sent()
     second = laptop.make_image(container_image, 12, 6)
-    laptop.inv("dispatch", "-w", "job", timeout=240).ends(0)
-    assert ids(three) == [second] * 3 and second != first
-    sent = three.lab.sent() - before
+    done = laptop.inv("run", "-w", "job", *RANK, timeout=240).ends(0)
+    assert done.out.count("] /data0") == 2, done
+    assert ids(two) == [second] * 2 and second != first
+    sent = two.lab.sent() - before
     assert 6 * MIB < sent < 11 * MIB, "the layer of 12 MiB is in the stores"
+    containers.no_containers(two)
+    no_rest(two)
 
-    before = three.lab.sent()
-    again = laptop.inv("dispatch", "-w", "job", timeout=240).ends(0)
-    assert "image: load" not in again.out + again.err
-    assert three.lab.sent() - before < MIB
+    before = two.lab.sent()
+    again = laptop.inv("run", "-w", "job", *RANK, timeout=240).ends(0)
+    assert "image:" not in again.out + again.err
+    assert two.lab.sent() - before < MIB
 
 
 @pytest.mark.chaos
@@ -221,58 +232,36 @@ def test_a_private_registry_takes_the_login_of_the_runtime(nodes, tmp_path: Path
             assert not path.is_file() or password.encode() not in path.read_bytes()
 
 
-# -- jobs
-
-
-RANK = ("--script", "ls -d /data0", "--all-ranks")
-
-
-def test_a_job_runs_in_the_image_that_was_sent(nodes, container_image: Path) -> None:
-    """Nodes have another image of this name before, or none. Ranks run the one of the laptop, also with pull = never."""
-    three, laptop = nodes(3)
-    three.conf(IMAGE_FROM="laptop", CONTAINER=containers.settings())
-    id = laptop.make_image(container_image, 1)
-    containers.put_image(three, container_image, nodes=[1])
-    assert ids(three)[1] not in ("", id)
-    done = laptop.inv("run", "-w", "job", *RANK, timeout=240).ends(0)
-    assert done.out.count("] /data0") == 3, done
-    assert ids(three) == [id] * 3
-    containers.no_containers(three)
-    no_rest(three)
-    again = laptop.inv("run", "-w", "job", *RANK, timeout=240).ends(0)
-    assert "image:" not in again.out + again.err
-
-
 # -- from the first node
 
 
 def test_the_first_node_that_has_an_image_sends_it_to_the_others(nodes, container_image: Path) -> None:
     """The uplink carries its list of pieces only."""
-    three, laptop = nodes(3)
+    two, laptop = nodes(2)
     big = laptop.folder / "big.tar"
     laptop.make_image(container_image, 12)
     laptop.podman("save", "--quiet", "--output", big, IMAGE)
-    podman(three, 1, "load", "--quiet", stdin=big)
-    id = ids_of(three, 1)
-    three.conf(IMAGE_FROM="first", CONTAINER=containers.settings())
-    before = three.lab.sent()
-    done = three.inv("run", "-w", "job", *RANK, timeout=240).ends(0)
-    assert three.lab.sent() - before < 2 * MIB
-    assert done.out.count("] /data0") == 3, done
-    assert ids(three) == [id] * 3
-    assert "image: node1 sends 14" in done.err and "image: load: 2 nodes done" in done.err
-    no_rest(three)
+    podman(two, 1, "load", "--quiet", stdin=big)
+    id = ids_of(two, 1)
+    two.conf(IMAGE_FROM="first", CONTAINER=containers.settings())
+    before = two.lab.sent()
+    done = two.inv("run", "-w", "job", *RANK, timeout=240).ends(0)
+    assert two.lab.sent() - before < 2 * MIB
+    assert done.out.count("] /data0") == 2, done
+    assert ids(two) == [id] * 2
+    assert "image: node1 sends 14" in done.err and "image: load: 1 node done" in done.err
+    no_rest(two)
 
 
 def test_the_first_node_pulls_an_image_that_no_node_has(nodes, tmp_path: Path, container_image: Path) -> None:
-    three, laptop = nodes(3)
+    two, laptop = nodes(2)
     id = laptop.make_image(container_image, 2)
-    with registry(three, laptop, tmp_path) as image:
-        three.conf(IMAGE_FROM="first", CONTAINER={"image": image, "runtime": "podman"})
-        done = three.inv("dispatch", "-w", "job", "--json", timeout=240).ends(0)
+    with registry(two, laptop, tmp_path) as image:
+        two.conf(IMAGE_FROM="first", CONTAINER={"image": image, "runtime": "podman"})
+        done = two.inv("dispatch", "-w", "job", "--json", timeout=240).ends(0)
         clients = {line.split()[0] for line in (laptop.folder / "registry/log").read_text().splitlines()}
-    assert done.json["images"] == {f"node{node}": id for node in range(3)}
-    assert clients == {three.lab.address(0)}
+    assert done.json["images"] == {f"node{node}": id for node in range(2)}
+    assert clients == {two.lab.address(0)}
 
 
 @pytest.mark.chaos

@@ -17,6 +17,15 @@ def run(site, *args):
     return met(site.inv("run", "-w", "job", "--all-ranks", *args).ends(0))
 
 
+def planned(site, *args):
+    """The same of a job that is not started."""
+    nodes = site.inv("run", "-w", "job", "--dry", "--json", *args).ends(0).json["nodes"]
+    found = {}
+    for env in (process["env"] for node in nodes for process in node["processes"]):
+        found[int(env["RANK"])] = {"own": env["POD_IP"], "at": (int(env["NODE_RANK"]), int(env["LOCAL_RANK"]))}
+    return found
+
+
 def places(found):
     return [found[rank]["at"] for rank in sorted(found)]
 
@@ -25,16 +34,22 @@ def test_hostfiles_of_all_launchers_mean_the_same(site):
     three = site(3)
     three.workspace(train_py=MEETS)
     expected = [(0, 0), (0, 1), (1, 0), (2, 0), (2, 1), (2, 2)]
-    for name, text in (("open-mpi", OPEN_MPI), ("deepspeed", DEEPSPEED), ("horovod", HOROVOD), ("pbs", PBS)):
+    (three.folder / "open-mpi").write_text(OPEN_MPI)
+    found = run(three, "--hostfile", "open-mpi")
+    assert places(found) == expected
+    assert [found[rank]["own"] for rank in (0, 2, 3)] == [three.lab.address(node) for node in range(3)]
+    # a cluster that is described in full: the plan needs no connection
+    three.conf(ROOT_DIR="/root/clustertool", DEVICE_KIND="cpu", START_PORT=7000, LEAD_PORT=7500)
+    for name, text in (("deepspeed", DEEPSPEED), ("horovod", HOROVOD), ("pbs", PBS)):
         (three.folder / name).write_text(text)
-        found = run(three, "--hostfile", name)
+        found = planned(three, "--hostfile", name)
         assert (name, places(found)) == (name, expected)
         assert [found[rank]["own"] for rank in (0, 2, 3)] == [three.lab.address(node) for node in range(3)]
     # with a part of the hosts, and of their slots; nodes are numbered anew
-    assert places(run(three, "--hostfile", "open-mpi", "--only", "node[1-2]")) == [(0, 0), (1, 0), (1, 1), (1, 2)]
-    found = run(three, "--hostfile", "deepspeed", "--only", "node0@node2:0,2")
+    assert places(planned(three, "--hostfile", "open-mpi", "--only", "node[1-2]")) == [(0, 0), (1, 0), (1, 1), (1, 2)]
+    found = planned(three, "--hostfile", "deepspeed", "--only", "node0@node2:0,2")
     assert places(found) == [(0, 0), (0, 1), (1, 0), (1, 1)]
-    found = run(three, "--hostfile", "horovod", "--skip", "node0:1", "--skip", "node1")
+    found = planned(three, "--hostfile", "horovod", "--skip", "node0:1", "--skip", "node1")
     assert places(found) == [(0, 0), (1, 0), (1, 1), (1, 2)]
     assert (
         "node2 has no slot 3"
@@ -61,7 +76,7 @@ def test_hosts_and_slots_of_conf_are_chosen_too(site):
     three.workspace(train_py=MEETS)
     three.conf(HOSTS=["node0", {"host": "node[1-2]", "nproc": 3}])
     assert places(run(three)) == [(0, 0), (1, 0), (1, 1), (1, 2), (2, 0), (2, 1), (2, 2)]
-    assert places(run(three, "--only", "node[0,2]", "--skip", "node2:0")) == [(0, 0), (1, 0), (1, 1)]
+    assert places(planned(three, "--only", "node[0,2]", "--skip", "node2:0")) == [(0, 0), (1, 0), (1, 1)]
 
 
 # -- addresses --------------------------------------------------------------------------------------------------------
@@ -98,7 +113,7 @@ def test_names_become_addresses(site):
     assert {reported["master"] for reported in found.values()} == {addresses[0]}
     # the same by the interface, and where explicit lists give names
     three.conf(PADDLE_NIC="eth0")
-    assert [reported["own"] for _, reported in sorted(run(three, "--workers", "node2,node0").items())] == [
+    assert [reported["own"] for _, reported in sorted(planned(three, "--workers", "node2,node0").items())] == [
         addresses[2],
         addresses[0],
     ]
