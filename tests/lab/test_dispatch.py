@@ -87,10 +87,10 @@ def test_each_byte_crosses_the_uplink_once(site) -> None:
     assert 25 << 20 < done["between"] < 33 << 20
     assert done["sent"] == [four.name(node) for node in range(4)] and done["served"] == {}
     quiet(four)
-    four.inv("run", "-w", "job").ends(0)
-    for node in range(4):
-        (job,) = four.jobs(node)
-        assert (job / "big").read_bytes() == (four.folder / "job/big").read_bytes()
+    assert [whole(four, node) >= 10 << 20 for node in range(4)] == [True] * 4
+    four.inv("run", "-w", "job", "--only", "node3").ends(0)
+    (job,) = four.jobs(3)
+    assert (job / "big").read_bytes() == (four.folder / "job/big").read_bytes()
 
 
 def test_a_node_that_cannot_reach_others_is_served_by_the_laptop(site) -> None:
@@ -195,16 +195,16 @@ def test_a_node_that_is_cut_while_it_receives(site) -> None:
 
 def test_ctrl_c_in_the_middle_and_once_more(site) -> None:
     """Nothing is left that runs; the second time only the rest is sent."""
-    three = site(3)
-    three.lab.shape("uplink", "40mbit")
-    big(three)
-    running = three.start("dispatch", "-w", "job")
-    until(lambda: whole(three, 0) > 4 << 20)
+    pair = site(2)
+    pair.lab.shape("uplink", "40mbit")
+    big(pair)
+    running = pair.start("dispatch", "-w", "job")
+    until(lambda: whole(pair, 0) > 4 << 20)
     running.signal(signal.SIGINT)
     running.wait(30).ends(130)
-    quiet(three)
-    assert not list(three.root(0).glob(".clustertool/releases/????????????????????????????????"))
-    again = three.inv("dispatch", "-w", "job", "--json", timeout=120).ends(0).json
+    quiet(pair)
+    assert not list(pair.root(0).glob(".clustertool/releases/????????????????????????????????"))
+    again = pair.inv("dispatch", "-w", "job", "--json", timeout=120).ends(0).json
     assert again["bytes"] < 17 << 20
 
 
@@ -266,13 +266,13 @@ def test_one_home_for_all(site) -> None:
 def test_a_full_disk_on_one_node(site) -> None:
     from tests.lab.lab import Node
 
-    three = site(3, nodes={1: Node(disk="16m")})
-    three.lab.shape("uplink", "20mbit")
-    big(three, 12)
-    running = three.start("dispatch", "-w", "job")
-    until(lambda: int(three.lab.exec(1, ["sh", "-c", "ls clustertool/.clustertool/pieces | wc -l"]).stdout) > 1)
-    three.lab.exec(1, ["sh", "-c", "cat /dev/zero > clustertool/more"])
+    pair = site(2, nodes={1: Node(disk="16m")})
+    pair.lab.shape("uplink", "20mbit")
+    big(pair, 12)
+    running = pair.start("dispatch", "-w", "job")
+    until(lambda: int(pair.lab.exec(1, ["sh", "-c", "ls clustertool/.clustertool/pieces | wc -l"]).stdout) > 1)
+    pair.lab.exec(1, ["sh", "-c", "cat /dev/zero > clustertool/more"])
     done = running.wait(120).ends(74)
     assert "error: node1" in done.err and "No space left on device" in done.err and "error: node0" not in done.err
-    assert whole(three, 0) >= 12 << 20 and whole(three, 2) >= 12 << 20
-    quiet(three)
+    assert whole(pair, 0) >= 12 << 20
+    quiet(pair)

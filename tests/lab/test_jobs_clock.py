@@ -26,29 +26,29 @@ CLOCK = 'import os, time; os.utime("."); print(int(time.time()), int(os.stat("."
 
 @pytest.fixture
 def skewed(site):
-    """skewed({1: 3600}) -> three nodes, the clocks of some wrong by so many seconds."""
+    """skewed({1: 3600}) -> two nodes, the clocks of some wrong by so many seconds."""
     if not compiler():
         pytest.skip("a wrong clock needs a C compiler")
 
     def make(**offsets):
-        three = site(3, nodes={int(name[1:]): Node(clock=offset) for name, offset in offsets.items()})
-        three.conf(LOSS_TIMEOUT=3)
+        pair = site(2, nodes={int(name[1:]): Node(clock=offset) for name, offset in offsets.items()})
+        pair.conf(LOSS_TIMEOUT=3)
         for name, offset in offsets.items():
             command = f"{sys.executable} -c '{CLOCK}'"
-            done = three.inv("exec", "--command", command, "--only", f"node{name[1:]}", "--json").ends(0)
+            done = pair.inv("exec", "--command", command, "--only", f"node{name[1:]}", "--json").ends(0)
             (output,) = done.json["nodes"].values()
             now, stamp = map(int, output["stdout"].split())
             assert abs(now - time.time() - offset) < 600, "its clock is wrong indeed"
             assert abs(now - stamp) < 600, "and so are its files' times"
-        three.workspace(train_py=TICKS)
-        return three
+        pair.workspace(train_py=TICKS)
+        return pair
 
     return make
 
 
 def started(site, *args):
     running = site.start("run", "-w", "job", "--all-ranks", *args)
-    for rank in range(3):
+    for rank in range(2):
         running.says(rf"trainer {rank} node\d\] ready")
     return running
 
@@ -58,62 +58,62 @@ def go(site):
         (site.home(node) / "go").touch()
 
 
-@pytest.mark.parametrize("skews", [pytest.param({"n1": HOUR}, marks=pytest.mark.chaos), {"n0": HOUR, "n2": -HOUR}])
+@pytest.mark.parametrize("skews", [pytest.param({"n1": HOUR}, marks=pytest.mark.chaos), {"n0": HOUR, "n1": -HOUR}])
 def test_a_job_runs_and_is_shown_in_the_laptops_time(skewed, skews):
-    three = skewed(**skews)
-    done = three.inv("check").ends(0)
+    pair = skewed(**skews)
+    done = pair.inv("check").ends(0)
     for name, offset in skews.items():
         output = int(re.search(rf"^node{name[1:]} .* warn ([+-]\d+) s", done.out, re.M).group(1))
         assert abs(output - offset) < 600
-    running = started(three)
+    running = started(pair)
     begun = time.time()
     until(lambda: time.time() - begun > 5)  # longer than the loss timeout
     assert running.process.poll() is None
-    status = three.inv("status", "--json").ends(0).json
+    status = pair.inv("status", "--json").ends(0).json
     assert status["state"] == "running"
     for process in status["processes"]:
         assert abs(process["since"] - begun) < 600, process
         assert 0 <= process["cpu"] <= 200, process
     assert all(0 <= node["heartbeat"] < 5 for node in status["nodes"]), status["nodes"]
-    assert " h " not in three.inv("status").ends(0).out
-    (job,) = three.inv("jobs", "--json").ends(0).json["jobs"]
+    assert " h " not in pair.inv("status").ends(0).out
+    (job,) = pair.inv("jobs", "--json").ends(0).json["jobs"]
     assert abs(job["created"] - begun) < 600 and abs(job["started"] - begun) < 600
-    go(three)
+    go(pair)
     running.wait().ends(0)
-    lines = three.inv("logs", "--rank", "all", "--since", "30m", "--timestamps").ends(0).lines()
+    lines = pair.inv("logs", "--rank", "all", "--since", "30m", "--timestamps").ends(0).lines()
     times = [datetime.fromisoformat(line.split(" ")[3]).timestamp() for line in lines]
-    assert len(times) > 90 and all(abs(t - begun) < 600 for t in times)
-    assert three.inv("logs", "--rank", "all", "--since", "1s").ends(0).lines() != lines
+    assert len(times) > 60 and all(abs(t - begun) < 600 for t in times)
+    assert pair.inv("logs", "--rank", "all", "--since", "1s").ends(0).lines() != lines
     # several ranks merged by time: what was printed earlier comes earlier
-    out = three.inv("logs", "--all-ranks").ends(0).out
+    out = pair.inv("logs", "--all-ranks").ends(0).out
     found = re.findall(r"^\[trainer (\d) .*tick ([\d.]+)$", out, re.M)
     ticks = [float(tick) - skews.get(f"n{rank}", 0) for rank, tick in found]
-    assert len(ticks) > 90
+    assert len(ticks) > 60
     late = max(early - tick for early, tick in zip(ticks, ticks[1:]))
     assert late < 2, f"a line came {late} s too late"
     # jobs go by age, and this one is young
-    assert three.inv("clean", "--older-than", "30m", "--json").ends(0).json["removed"] == []
-    assert three.inv("jobs", "--json").ends(0).json["jobs"]
+    assert pair.inv("clean", "--older-than", "30m", "--json").ends(0).json["removed"] == []
+    assert pair.inv("jobs", "--json").ends(0).json["jobs"]
 
 
 @pytest.mark.parametrize(
     ("skews", "lost"), [({"n0": -HOUR}, 1), pytest.param({"n1": HOUR}, 0, marks=pytest.mark.chaos)]
 )
 def test_a_lost_node_is_noticed_as_ever(skewed, skews, lost):
-    three = skewed(**skews)
-    running = started(three)
+    pair = skewed(**skews)
+    running = started(pair)
     at = time.monotonic()
-    three.lab.crash(lost)
+    pair.lab.crash(lost)
     done = running.wait().ends(75)
     assert time.monotonic() - at < 3 + 30
     assert f"node{lost}" in done.last
-    three.gone()
+    pair.gone()
 
 
 @pytest.mark.chaos
 def test_a_restart_and_a_timeout_take_as_long_as_ever(skewed):
-    three = skewed(n0=HOUR, n1=-HOUR)
-    three.workspace(
+    pair = skewed(n0=HOUR, n1=-HOUR)
+    pair.workspace(
         train_py="""
         import os, time
         if os.environ["CLUSTERTOOL_ATTEMPT"] == "0":
@@ -122,6 +122,6 @@ def test_a_restart_and_a_timeout_take_as_long_as_ever(skewed):
     """
     )
     at = time.monotonic()
-    done = three.inv("run", "-w", "job", "--max-restarts", 1, "--timeout", 8).ends(124)
+    done = pair.inv("run", "-w", "job", "--max-restarts", 1, "--timeout", 8).ends(124)
     assert "attempt 1 begins in 1 s" in done.err
     assert 8 < time.monotonic() - at < 600

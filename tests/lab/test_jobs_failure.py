@@ -24,33 +24,33 @@ WAITS = """
 
 
 def test_a_rank_that_exits_7_on_the_last_node(site):
-    four = site(4)
-    four.workspace(train_py=WAITS)
-    done = four.inv("run", "-w", "job", "--nproc-per-node", 2, "--env", "CULPRIT=7", "--env", "CODE=7").ends(7)
+    pair = site(2)
+    pair.workspace(train_py=WAITS)
+    done = pair.inv("run", "-w", "job", "--nproc-per-node", 2, "--env", "CULPRIT=3", "--env", "CODE=7").ends(7)
     lines = done.err.splitlines()
     assert (
-        "ABORT!!! Out of all 8 trainers, the trainer process with rank=[7] was aborted. Please check its log." in lines
+        "ABORT!!! Out of all 4 trainers, the trainer process with rank=[3] was aborted. Please check its log." in lines
     )
     assert done.err.count("ABORT!!!") == 1
-    assert done.err.count("trainer 7 on node3 ended with exit code 7") == 1, "the cause is printed once"
-    cause = lines.index("warning: trainer 7 on node3 ended with exit code 7")
+    assert done.err.count("trainer 3 on node1 ended with exit code 7") == 1, "the cause is printed once"
+    cause = lines.index("warning: trainer 3 on node1 ended with exit code 7")
     assert cause < lines.index("ending the job on all nodes")
-    assert lines.count("last lines of trainer 7 (node3, log/workerlog.7):") == 1
-    assert "[trainer 7 node3] the last words of 7 \\x1b[2J" in lines, "control characters are spelled out"
-    assert "stopped by clustertool because of it (victims): trainer 0-6" in lines
-    assert done.last == "clustertool: exit 7 (job): trainer 7 on node3: exit code 7"
-    four.gone()
-    status = four.inv("status", "--json").ends(0).json
+    assert lines.count("last lines of trainer 3 (node1, log/workerlog.3):") == 1
+    assert "[trainer 3 node1] the last words of 3 \\x1b[2J" in lines, "control characters are spelled out"
+    assert "stopped by clustertool because of it (victims): trainer 0-2" in lines
+    assert done.last == "clustertool: exit 7 (job): trainer 3 on node1: exit code 7"
+    pair.gone()
+    status = pair.inv("status", "--json").ends(0).json
     exits = {p["rank"]: p for p in status["processes"]}
-    assert (exits[7]["state"], exits[7]["code"]) == ("failed", 7)
-    assert {p["state"] for rank, p in exits.items() if rank != 7} == {"stopped"}
-    assert {p["signal"] for rank, p in exits.items() if rank != 7} == {int(signal.SIGTERM)}
-    assert status["outcome"]["victims"] == [["trainer", rank] for rank in range(7)]
-    assert four.inv("jobs", "--json").ends(0).json["jobs"][0]["code"] == 7
+    assert (exits[3]["state"], exits[3]["code"]) == ("failed", 7)
+    assert {p["state"] for rank, p in exits.items() if rank != 3} == {"stopped"}
+    assert {p["signal"] for rank, p in exits.items() if rank != 3} == {int(signal.SIGTERM)}
+    assert status["outcome"]["victims"] == [["trainer", rank] for rank in range(3)]
+    assert pair.inv("jobs", "--json").ends(0).json["jobs"][0]["code"] == 7
     events = [
         line
-        for node in range(4)
-        for line in (four.jobs(node)[0] / ".clustertool/events.jsonl").read_text().splitlines()
+        for node in range(2)
+        for line in (pair.jobs(node)[0] / ".clustertool/events.jsonl").read_text().splitlines()
     ]
     times = [json.loads(line) for line in events]
     failed = next(event["t"] for event in times if event["type"] == "exited" and event["code"] == 7)
@@ -107,11 +107,11 @@ def test_commands_that_cannot_start(site):
 
 
 def test_all_ranks_at_once_and_none_hides_another(site):
-    three = site(3)
-    three.workspace(train_py="import os, sys; sys.exit(20 + int(os.environ['RANK']))")
-    done = three.inv("run", "-w", "job", "--on-failure", "continue", "--json")
-    assert done.code in (20, 21, 22)
-    assert "rank=[0,1,2] was aborted" in done.err
+    pair = site(2)
+    pair.workspace(train_py="import os, sys; sys.exit(20 + int(os.environ['RANK']))")
+    done = pair.inv("run", "-w", "job", "--on-failure", "continue", "--json")
+    assert done.code in (20, 21)
+    assert "rank=[0,1] was aborted" in done.err
     assert "victims" not in done.err
     exit_ = done.json["exit"]
     assert (exit_["code"], exit_["source"]) == (done.code, "job")
@@ -127,18 +127,18 @@ FAILS_LATER = """
 
 
 def test_the_same_error_on_all_nodes_is_one_message(site):
-    four = site(4)
+    pair = site(2)
     # The failures come within half a second, also where each node starts its rank at another time.
-    four.workspace(train_py=FAILS_LATER, broken_py="print('no quote)")
-    running = four.start("run", "-w", "job", "--all-ranks")
-    for rank in range(4):
+    pair.workspace(train_py=FAILS_LATER, broken_py="print('no quote)")
+    running = pair.start("run", "-w", "job", "--all-ranks")
+    for rank in range(2):
         running.says(f"ready {rank}$")
-    for node in range(4):
-        (four.home(node) / "go").touch()
+    for node in range(2):
+        (pair.home(node) / "go").touch()
     done = running.wait().ends(1)
-    same = [line for line in done.err.splitlines() if "4 trainers failed with the same error, first trainer" in line]
+    same = [line for line in done.err.splitlines() if "2 trainers failed with the same error, first trainer" in line]
     assert len(same) == 2 and same[1] == done.last, "the warning, and the line with the exit code"
-    assert "rank=[0,1,2,3] was aborted" in done.err
+    assert "rank=[0,1] was aborted" in done.err
     assert "victims" not in done.err
     assert done.err.count("last lines of trainer") == 1
 
@@ -185,7 +185,6 @@ def test_restarts(site):
     assert {f"[trainer 1 node1] attempt {k}" for k in range(3)} <= set(done.lines())
     assert (pair.jobs(1)[0] / "log/attempt2/workerlog.1").read_text() == "attempt 2\n"
     assert pair.inv("logs", "-r", 1, "--attempt", 1).ends(0).lines() == ["[trainer 1 node1] attempt 1"]
-    assert pair.inv("logs", "-r", 1, "--raw", "--attempt", 0).ends(0).out == "attempt 0\n"
     assert pair.inv("logs", "-r", 1, "--raw").ends(0).out == "attempt 2\n", "one log, the newest"
     done = pair.inv("run", "-w", "job", "--max-restarts", 1).ends(9)
     assert "rank=[1] was aborted" in done.err

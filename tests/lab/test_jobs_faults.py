@@ -102,53 +102,53 @@ STEPS = """
 
 
 def test_a_node_that_crashes(site):
-    three = site(3)
-    three.conf(LOSS_TIMEOUT=2, CONNECT_TIMEOUT=4)
-    three.workspace(train_py=STEPS)
-    running = three.start("run", "-w", "job")
+    pair = site(2)
+    pair.conf(LOSS_TIMEOUT=2, CONNECT_TIMEOUT=4)
+    pair.workspace(train_py=STEPS)
+    running = pair.start("run", "-w", "job")
     running.says("step 60$")  # a supervisor reports the steps of its ranks every few seconds
     at = time.monotonic()
-    three.lab.crash(2)
+    pair.lab.crash(1)
     done = running.wait().ends(75)
     assert time.monotonic() - at < 2 + 3 + SLACK
-    rest = f"trainer 2 on node2 may still run: inv stop --job {done.job}"
-    assert done.last == f"clustertool: exit 75 (tool): node node2 is lost; {rest}"
-    assert done.err.count("node2 is lost: ") == 1, "the cause is printed once"
+    rest = f"trainer 1 on node1 may still run: inv stop --job {done.job}"
+    assert done.last == f"clustertool: exit 75 (tool): node node1 is lost; {rest}"
+    assert done.err.count("node1 is lost: ") == 1, "the cause is printed once"
     assert "fix: " in done.err
-    three.gone()
-    away = three.inv("status", "--json").ends(69).json
+    pair.gone()
+    away = pair.inv("status", "--json").ends(69).json
     assert (away["state"], away["outcome"]["code"]) == ("lost", 75)
-    assert [p["state"] for p in away["processes"]] == ["stopped", "stopped", "lost"]
-    assert away["processes"][2]["step"] >= 1, "what the coordinator knew of it"
-    logs = three.inv("logs", "--rank", 2).ends(69)
-    assert re.search(r"no log of trainer 2 \(lost, last step \d+, last output \d+.* ago\): .*node2 port 22", logs.err)
-    assert re.search(r"when node2 answers again: ~/clustertool/JOB\S+/log/workerlog.2 on node2", logs.err)
-    every = three.inv("logs", "--all-ranks", "--tail", 1).ends(69)
-    assert len(every.lines("[trainer")) == 2 and "no log of trainer 2" in every.err
-    assert "node2" in three.inv("stop").ends(69).err
-    three.lab.start(2)  # it comes back: its rank is on its disk as one that runs
-    back = three.inv("status", "--json").ends(0).json["processes"][2]
-    assert (back["state"], back["since"]) == ("lost", away["processes"][2]["since"])
-    assert back["output"] < back["since"] and back["step"] >= away["processes"][2]["step"]
-    assert "[trainer 2 node2] step" in three.inv("logs", "--rank", 2).ends(0).out
+    assert [p["state"] for p in away["processes"]] == ["stopped", "lost"]
+    assert away["processes"][1]["step"] >= 1, "what the coordinator knew of it"
+    logs = pair.inv("logs", "--rank", 1).ends(69)
+    assert re.search(r"no log of trainer 1 \(lost, last step \d+, last output \d+.* ago\): .*node1 port 22", logs.err)
+    assert re.search(r"when node1 answers again: ~/clustertool/JOB\S+/log/workerlog.1 on node1", logs.err)
+    every = pair.inv("logs", "--all-ranks", "--tail", 1).ends(69)
+    assert len(every.lines("[trainer")) == 1 and "no log of trainer 1" in every.err
+    assert "node1" in pair.inv("stop").ends(69).err
+    pair.lab.start(1)  # it comes back: its rank is on its disk as one that runs
+    back = pair.inv("status", "--json").ends(0).json["processes"][1]
+    assert (back["state"], back["since"]) == ("lost", away["processes"][1]["since"])
+    assert back["output"] < back["since"] and back["step"] >= away["processes"][1]["step"]
+    assert "[trainer 1 node1] step" in pair.inv("logs", "--rank", 1).ends(0).out
 
 
 def test_the_coordinators_node_crashes(site):
-    three = site(3)
-    three.conf(LOSS_TIMEOUT=2)
-    running = counting(three, "--rank", 1)
+    pair = site(2)
+    pair.conf(LOSS_TIMEOUT=2)
+    running = counting(pair, "--rank", 1)
     at, at_clock = time.monotonic(), time.time()
-    three.lab.crash(0)
+    pair.lab.crash(0)
     done = running.wait().ends(75)
     assert time.monotonic() - at < 2 + 3 + SLACK
     assert "node0" in done.last
-    three.gone(2 + SLACK)
-    three.lab.start(0)
-    assert not three.living()
+    pair.gone(2 + SLACK)
+    pair.lab.start(0)
+    assert not pair.living()
     # what node0 recorded before is read again, and it is reported as it was
-    status = three.inv("status", "--json").ends(0).json
+    status = pair.inv("status", "--json").ends(0).json
     assert (status["state"], status["outcome"]["code"]) == ("lost", 75)
-    assert [p["state"] for p in status["processes"]] == ["lost", "stopped", "stopped"]
+    assert [p["state"] for p in status["processes"]] == ["lost", "stopped"]
     assert status["processes"][0]["since"] < at_clock + 1, "since its last sign"
 
 
@@ -263,38 +263,38 @@ def test_a_cable_that_stays_cut(site):
 
 
 def test_what_other_nodes_answer_is_shown_while_one_logs_in(site):
-    three = site(3, acquainted=True)  # so that a cut node is silent: no address is missing
-    three.conf(LOSS_TIMEOUT=100)
-    running = counting(three)
+    pair = site(2, acquainted=True)  # so that a cut node is silent: no address is missing
+    pair.conf(LOSS_TIMEOUT=100)
+    running = counting(pair)
     ranks = r"^trainer +(\d) +node\d +\S+ +(running|unknown)"
-    three.lab.cut(2)
-    status = three.start("status")
-    status.says("^node2: still logging in")
-    assert re.findall(ranks, status.out, re.M) == [("0", "running"), ("1", "running"), ("2", "unknown")]
-    three.lab.heal(2)
-    again = re.findall(ranks, status.wait().ends(0).out, re.M)[3:]
-    assert again == [("0", "running"), ("1", "running"), ("2", "running")]
-    three.lab.cut(2)
-    jobs = three.start("jobs")
-    follow = three.start("logs", "--all-ranks", "--follow", "--json")
-    jobs.says("^node2: still logging in")
+    pair.lab.cut(1)
+    status = pair.start("status")
+    status.says("^node1: still logging in")
+    assert re.findall(ranks, status.out, re.M) == [("0", "running"), ("1", "unknown")]
+    pair.lab.heal(1)
+    again = re.findall(ranks, status.wait().ends(0).out, re.M)[2:]
+    assert again == [("0", "running"), ("1", "running")]
+    pair.lab.cut(1)
+    jobs = pair.start("jobs")
+    follow = pair.start("logs", "--all-ranks", "--follow", "--json")
+    jobs.says("^node1: still logging in")
     assert " running " in jobs.out
-    follow.says("^node2: still logging in")
-    until(lambda: {json.loads(line)["rank"] for line in follow.out.splitlines()} == {0, 1})
-    three.lab.heal(2)
+    follow.says("^node1: still logging in")
+    until(lambda: {json.loads(line)["rank"] for line in follow.out.splitlines()} == {0})
+    pair.lab.heal(1)
     jobs.wait().ends(0)
-    until(lambda: {json.loads(line)["rank"] for line in follow.out.splitlines()} == {0, 1, 2})
+    until(lambda: {json.loads(line)["rank"] for line in follow.out.splitlines()} == {0, 1})
     follow.signal(signal.SIGINT)
     follow.wait()
-    three.lab.cut(2)
-    one = three.inv("logs", "-r", "0", "--tail", "1").ends(0)
+    pair.lab.cut(1)
+    one = pair.inv("logs", "-r", "0", "--tail", "1").ends(0)
     assert "still logging in" not in one.err, "it waits only for the nodes of these ranks"
-    logs = three.start("logs", "--all-ranks", "--tail", "1")
-    logs.says("^node2: still logging in")
-    assert sorted(line.split()[1] for line in logs.out.splitlines()) == ["0", "1"]
-    three.lab.heal(2)
-    assert sorted(line.split()[1] for line in logs.wait().ends(0).out.splitlines()) == ["0", "1", "2"]
-    go(three)
+    logs = pair.start("logs", "--all-ranks", "--tail", "1")
+    logs.says("^node1: still logging in")
+    assert sorted(line.split()[1] for line in logs.out.splitlines()) == ["0"]
+    pair.lab.heal(1)
+    assert sorted(line.split()[1] for line in logs.wait().ends(0).out.splitlines()) == ["0", "1"]
+    go(pair)
     assert running.wait().code == 0
 
 

@@ -12,6 +12,7 @@ def test_ranks_are_in_node_order(site):
     cases.ranks_in_node_order(four, [four.lab.address(node) for node in range(4)])
 
 
+@pytest.mark.chaos  # test_jobs_hosts.py has them
 def test_ranks_of_nodes_of_different_sizes(site):
     three = site(3)
     cases.ranks_of_uneven_nodes(three, [three.name(node) for node in range(3)])

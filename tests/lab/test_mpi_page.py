@@ -58,6 +58,7 @@ def test_the_new_form_of_the_old_recipe(three: LabSite) -> None:
     own = [line for line in three.clustertool("logs", "--role", "mpirun").ends(0).lines() if "setpgid" not in line]
     assert not own
     assert "mpi, 3 pservers, 3 trainers" in done.err
+    assert "stopped by clustertool" not in done.err, "a pserver that is ended after training is no victim"
     three.gone()
 
 

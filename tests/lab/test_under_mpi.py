@@ -13,7 +13,7 @@ import pytest
 
 from tests.lab.lab import HOME, REPO, Lab
 
-NODES = 3
+NODES = 2
 SECONDS = 120  # of one mpirun: it takes 2
 RANK = ["env", f"PYTHONPATH={REPO}", "PYTHONDONTWRITEBYTECODE=1"]
 RANK += ["python3", "-S", "-m", "clustertool.cli.launchers.rank_program", "--under", "mpi"]
@@ -117,7 +117,7 @@ print("trainer", trainer, "of", trainers, *(link.recv(9).decode() for link in li
 
 
 class MpiHosts:
-    """Three hosts that reach each other by ssh, with the same files."""
+    """Two hosts that reach each other by ssh, with the same files."""
 
     def __init__(self, lab: Lab) -> None:
         self.lab = lab
@@ -150,44 +150,45 @@ def slots(mpirun: list[str], number: int) -> str:
     return "".join(form.format(node, number) for node in range(NODES))
 
 
-@pytest.mark.parametrize("mpirun", [OPEN_MPI, MPICH], ids=["openmpi", "mpich"])
+# test_the_order_of_the_hosts_is_that_of_mpirun has one with MPICH.
+@pytest.mark.parametrize("mpirun", [OPEN_MPI, pytest.param(MPICH, marks=pytest.mark.chaos)], ids=["openmpi", "mpich"])
 def test_the_ranks_of_mpirun_meet(hosts: MpiHosts, mpirun: list[str]) -> None:
     hosts.write(meet=MEET, H=slots(mpirun, 2))
     first = [f"node{node}:{7000 + number}" for node in range(NODES) for number in range(2)]
-    done = hosts.run([*mpirun, "-hostfile", "H", "-n", "6", *RANK, "--hosts", "H", "--start-port", "7000", "meet.py"])
-    assert done.stdout.split() == ["True", "True", "node0", "6", *first], done.stderr
-    done = hosts.run([*mpirun, "-hostfile", "H", "-n", "5", *RANK, "--master", "node0", "meet.py"])
-    assert done.stdout.split() == ["True", "True", "node0", "5", *map(str, range(5))], done.stderr
+    done = hosts.run([*mpirun, "-hostfile", "H", "-n", "4", *RANK, "--hosts", "H", "--start-port", "7000", "meet.py"])
+    assert done.stdout.split() == ["True", "True", "node0", "4", *first], done.stderr
+    done = hosts.run([*mpirun, "-hostfile", "H", "-n", "3", *RANK, "--master", "node0", "meet.py"])
+    assert done.stdout.split() == ["True", "True", "node0", "3", *map(str, range(3))], done.stderr
 
 
 @pytest.mark.parametrize("mpirun", [OPEN_MPI, pytest.param(MPICH, marks=pytest.mark.chaos)], ids=["openmpi", "mpich"])
 def test_some_ranks_of_each_node_are_pservers(hosts: MpiHosts, mpirun: list[str]) -> None:
     hosts.write(train=TRAIN, H=slots(mpirun, 3))
     roles = ["--server-num", "1", "--worker-num", "2"]
-    done = hosts.run([*mpirun, "-hostfile", "H", "-n", "9", *RANK, "--hosts", "H", *roles, "train.py"])
-    assert sorted(done.stdout.splitlines()) == [f"trainer {n} 21 21 21" for n in range(6)], done.stderr
+    done = hosts.run([*mpirun, "-hostfile", "H", "-n", "6", *RANK, "--hosts", "H", *roles, "train.py"])
+    assert sorted(done.stdout.splitlines()) == [f"trainer {n} 10 10" for n in range(4)], done.stderr
 
 
 def test_the_order_of_the_hosts_is_that_of_mpirun(hosts: MpiHosts) -> None:
     """Open MPI 4 numbers the ranks of the host first on which mpirun runs. MPICH keeps the order of the file."""
     hosts.write(meet=MEET, H=slots(OPEN_MPI, 2))
-    done = hosts.run([*OPEN_MPI, "-hostfile", "H", "-n", "6", *RANK, "--hosts", "H", "meet.py"], node=1)
+    done = hosts.run([*OPEN_MPI, "-hostfile", "H", "-n", "4", *RANK, "--hosts", "H", "meet.py"], node=1)
     assert done.returncode == 64 and not done.stdout
     assert "by --hosts this rank is on node0, but mpirun has put it on node1" in done.stderr
     assert "put the host on which mpirun runs at the top of it" in done.stderr
-    across = hosts.run([*OPEN_MPI, "-hostfile", "H", "--map-by", "node", "-n", "6", *RANK, "--hosts", "H", "meet.py"])
+    across = hosts.run([*OPEN_MPI, "-hostfile", "H", "--map-by", "node", "-n", "4", *RANK, "--hosts", "H", "meet.py"])
     assert across.returncode == 64 and "on its node; by --hosts it has place" in across.stderr
     hosts.write(H=slots(MPICH, 2))
-    done = hosts.run([*MPICH, "-f", "H", "-n", "6", *RANK, "--hosts", "H", "meet.py"], node=1)
-    assert done.stdout.split()[:4] == ["True", "True", "node0", "6"], done.stderr
+    done = hosts.run([*MPICH, "-f", "H", "-n", "4", *RANK, "--hosts", "H", "meet.py"], node=1)
+    assert done.stdout.split()[:4] == ["True", "True", "node0", "4"], done.stderr
 
 
 @pytest.mark.chaos
 def test_the_exit_code_is_that_of_the_program(hosts: MpiHosts) -> None:
     hosts.write(
-        H=slots(OPEN_MPI, 1), train="import os, sys, time\nsys.exit(7) if os.environ['RANK'] == '2' else time.sleep(60)"
+        H=slots(OPEN_MPI, 1), train="import os, sys, time\nsys.exit(7) if os.environ['RANK'] == '1' else time.sleep(60)"
     )
-    done = hosts.run([*OPEN_MPI, "-hostfile", "H", "-n", "3", *RANK, "--hosts", "H", "train.py"])
+    done = hosts.run([*OPEN_MPI, "-hostfile", "H", "-n", "2", *RANK, "--hosts", "H", "train.py"])
     assert done.returncode == 7, done.stderr
 
 
@@ -209,6 +210,6 @@ def test_the_old_start_script_runs_with_one_line_changed(hosts: MpiHosts) -> Non
     path = f"PATH={HOME}/bin:{Path(sys.executable).parent}:/usr/bin:/bin"
     done = hosts.run([*OPEN_MPI, "-x", path, "-hostfile", "machines", "--map-by", "ppr:1:node", f"{HOME}/bin/start.sh"])
     logs = [(hosts.lab.home(node) / "logs/train.log").read_text() for node in range(NODES)]
-    assert (done.returncode, logs) == (0, [f"trainer {n} of 3 6 6 6\n" for n in range(NODES)]), done.stderr
+    assert (done.returncode, logs) == (0, [f"trainer {n} of 2 3 3\n" for n in range(NODES)]), done.stderr
     left = [process.argv for node in range(NODES) for process in hosts.lab.processes(node) if "pserver" in process.argv]
     assert not left
