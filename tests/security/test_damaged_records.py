@@ -227,8 +227,10 @@ def test_records_without_a_number_are_format_1(bench: Bench) -> None:
     assert job.stop(grace=0.1) == CLEAN
 
 
-@pytest.mark.parametrize("time", ['"yesterday"', "null", "1e300", "[]", "NaN", "-5", "1" + "0" * 400])
-def test_one_bad_record_hides_no_other(bench: Bench, time: str) -> None:
+TIMES = ('"yesterday"', "null", "1e300", "[]", "NaN", "-5", "1" + "0" * 400)
+
+
+def test_one_bad_record_hides_no_other(bench: Bench) -> None:
     nodes = bench.nodes(1)
     jobs = [bench.run(nodes, "true", id=f"job{number}") for number in range(2)]
     for job in jobs:
@@ -236,17 +238,17 @@ def test_one_bad_record_hides_no_other(bench: Bench, time: str) -> None:
         job.gone()
     bad = jobs[0].dir() / OURS / "events.jsonl"
     lines = bad.read_text().splitlines()
-    first = json.dumps({**json.loads(lines[0]), "created": "BAD", "t": "BAD", "skew": "BAD"}).replace('"BAD"', time)
-    bad.write_text(
-        "\n".join([json.dumps({**json.loads(lines[0]), "skew": "BAD"}).replace('"BAD"', time), *lines[1:], ""])
-    )
-    answer = nodes[0].ask("status", job="job0")  # the laptop does not refuse it
-    if time != "-5":
-        assert [event["skew"] for event in answer["events"] if event["type"] == "job"] == [0]
-    bad.write_text("\n".join([first, *lines[1:], ""]))
-    assert sorted(one["id"] for one in nodes[0].ask("jobs")["jobs"]) == ["job0", "job1"]
-    stream = jobs[0].follow(by_time=True, events_at=len(first) + 1)  # the laptop refuses the first event itself
-    until(lambda: stream.ended, "the job is followed to its end")
+    header = json.loads(lines[0])
+    for time in TIMES:
+        first = json.dumps({**header, "created": "BAD", "t": "BAD", "skew": "BAD"}).replace('"BAD"', time)
+        bad.write_text("\n".join([json.dumps({**header, "skew": "BAD"}).replace('"BAD"', time), *lines[1:], ""]))
+        answer = nodes[0].ask("status", job="job0")  # the laptop does not refuse it
+        if time != "-5":
+            assert [event["skew"] for event in answer["events"] if event["type"] == "job"] == [0], time
+        bad.write_text("\n".join([first, *lines[1:], ""]))
+        assert sorted(one["id"] for one in nodes[0].ask("jobs")["jobs"]) == ["job0", "job1"], time
+        stream = jobs[0].follow(by_time=True, events_at=len(first) + 1)  # the laptop refuses the first event itself
+        until(lambda stream=stream: stream.ended, f"the job is followed to its end, with {time:.20}")
     for text in ("[" * 100_000, "[]", '{"e": "job", "node": [], "nodes": 5, "hostname": {}}', "\0" * 1000):
         bad.write_text("\n".join([text, *lines[1:], ""]))
         assert sorted(one["id"] for one in nodes[0].ask("jobs")["jobs"]) == ["job0", "job1"], text[:50]

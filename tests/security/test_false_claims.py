@@ -111,11 +111,12 @@ def test_ranks_of_others_and_of_no_plan_are_not_fetched(site: Sites) -> None:
         site_with_hostile(
             pair, 1, f"ID, DIR, FIRST = {job!r}, {str(pair.folder / 'evil')!r}, {first}\n" + _dedented(CLAIMS)
         )
-        done = pair.inv("fetch", "--rank", 0, "--to", "zero", "--json").ends(0)
-        assert list(done.json["ranks"]) == ["0"] and (pair.folder / "zero/model").read_text() == "honest"
         done = pair.inv("fetch", "--rank", "all", "--to", f"all{first}", "--json").ends(0)
         assert list(done.json["ranks"]) == ["0", "1"]
         assert sorted(path.name for path in (pair.folder / f"all{first}").iterdir()) == ["rank0", "rank1"]
+        assert (pair.folder / f"all{first}/rank0/model").read_text() == "honest"
+    done = pair.inv("fetch", "--rank", 0, "--to", "zero", "--json").ends(0)
+    assert list(done.json["ranks"]) == ["0"] and (pair.folder / "zero/model").read_text() == "honest"
     pair.conf()
     pair.inv("stop", "--job", job, "--force").ends(0)
 

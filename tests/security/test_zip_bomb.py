@@ -1,4 +1,4 @@
-"""A source in a dispatch that sends a small manifest which unpacks to a gigabyte."""
+"""A source in a dispatch that sends a small manifest which unpacks to a quarter of a gigabyte."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.node.test_relay import COUNT, Relays, Shipment, _peak
 
 @pytest.fixture(scope="module")
 def bomb() -> bytes:
-    return zlib.compress(bytes(1 << 30), 9)
+    return zlib.compress(bytes(1 << 28), 9)
 
 
 @pytest.fixture
