@@ -58,8 +58,8 @@ def test_dry_shows_runtime_image_digest_and_the_command_line_that_runs(some: Cal
     two = some(2)
     containers.copy_image(two)
     job = two.workspace(train_sh="sleep 600")
-    words = ("--script", "sh train.sh", "--image", containers.IMAGE, "--job-id", "same", "--env", "WORD=secret-word")
-    options = ("-w", job, *words)
+    given = ("--script", "sh train.sh", "--image", containers.IMAGE, "--job-id", "same", "--env", "WORD=secret-word")
+    options = ("-w", job, *given)
     dry = two.inv("run", *options, "--dry", "--json").ends(0).json
     found = [node["container"] for node in dry["nodes"]]
     assert {one["program"] for one in found} == {"/usr/bin/podman"}
