@@ -26,7 +26,7 @@ def ids() -> Iterator[list[str]]:
     assert not left
 
 
-@pytest.mark.parametrize("user", ["root", "ann"])
+@pytest.mark.parametrize("user", [pytest.param("root", marks=pytest.mark.chaos), "ann"])
 def test_podman_on_a_node(
     ids: list[str], site: Callable[..., LabSite], tmp_path: Path, container_image: Path, user: str
 ) -> None:

@@ -7,6 +7,7 @@ import pytest
 from tests import cases
 
 
+@pytest.mark.chaos  # tests/ssh/test_cli_run.py and test_jobs_hosts.py have it
 def test_ranks_are_in_node_order(site):
     four = site(4)
     cases.ranks_in_node_order(four, [four.lab.address(node) for node in range(4)])
@@ -85,6 +86,7 @@ def test_nodes_that_share_a_home_know_whose_job_is_whose(site):
     assert not pair.jobs(0) + pair.jobs(1)
 
 
+@pytest.mark.chaos  # tests/ssh/test_cli_clusterrun.py has it, test_jobs_hosts.py has PADDLE_NIC
 def test_the_old_tools_sample_command(site):
     """With its conf.py as it was: PADDLE_NIC, and the same port on every node."""
     pair = site(2)

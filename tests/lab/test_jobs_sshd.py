@@ -115,7 +115,8 @@ def test_a_stop_reaches_it_by_the_coordinator(pair, dead):
     assert (status["state"], [node["state"] for node in status["nodes"]]) == ("stopped", ["ended"] * 2)
 
 
-@pytest.mark.parametrize("dead", [0, pytest.param(1, marks=pytest.mark.chaos)])
+@pytest.mark.chaos  # test_jobs_faults.py has it with a connection that breaks
+@pytest.mark.parametrize("dead", [0, 1])
 def test_ctrl_c_ends_it_too(pair, dead):
     pair.lab.kill_sshd(dead)
     pair.stream.says(f"warning: node{dead}: connection lost")
