@@ -139,12 +139,8 @@ def _copy_folder(
     entries = [(entry, origin_of(entry.changed, *spans)) for entry in folder.entries()]
     only = [entry for entry, origin in entries if origin.own]
     sent = folder.receive(to, check, only) if only else Copied(0, 0)
-    shared = [
-        SharedFile(posixpath.join(wanted, entry.path), origin, origin.own)
-        for entry, origin in entries
-        if entry.kind == "file" and origin != FileOrigin(True)
-    ]
-    return sent, tuple(shared)
+    unsure = [(entry, origin) for entry, origin in entries if entry.kind == "file" and origin != FileOrigin(True)]
+    return sent, tuple(SharedFile(posixpath.join(wanted, entry.path), origin, origin.own) for entry, origin in unsure)
 
 
 def _ask_write_spans(at: NodeFolder, job: str, path: str) -> tuple[WriteSpan, list[WriteSpan]] | None:

@@ -46,12 +46,8 @@ def until_started(engine: Engine, job: str, check: Check, limit: float = 0.0) ->
         running_at = (running_at or time.monotonic()) if runs else 0.0
         if runs or found.state is EngineState.ENDED:
             parts = summaries_by_job(ask_jobs(engine.open(job=job), job)).get(job, {})
-            earlier = (
-                engine.capabilities.requeues
-                and bool(running_at)
-                and time.monotonic() - running_at < _EARLIER
-                and _earlier_run_ended(parts)
-            )
+            requeues = engine.capabilities.requeues and bool(running_at)
+            earlier = requeues and time.monotonic() - running_at < _EARLIER and _earlier_run_ended(parts)
             if parts and not earlier and _supervisors_started(parts, whole=found.state is not EngineState.ENDED):
                 return
             if found.state is EngineState.ENDED:

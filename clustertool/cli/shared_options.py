@@ -71,14 +71,9 @@ ENGINES = tuple(
     for option in entry.options
     if option is known_engines.options()[option.name]  # an option of two engines stands with one of them
 )
-IMAGE = Opt(
-    "image",
-    'run each process in a container of this image; "" for none',
-    None,
-    value="IMAGE",
-    usual="image of [container] in job.toml, or CONTAINER of conf.py",
-    group=_WHAT,
-)
+_IN_CONTAINER = 'run each process in a container of this image; "" for none'
+_USUAL_IMAGE = "image of [container] in job.toml, or CONTAINER of conf.py"
+IMAGE = Opt("image", _IN_CONTAINER, None, value="IMAGE", usual=_USUAL_IMAGE, group=_WHAT)
 # They name one running rank, into which a command goes: exec --in-job.
 IN_JOB = read_options(
     f"""

@@ -13,7 +13,7 @@ from clustertool.ssh.prompter import Prompter
 
 
 class NodeLinks:
-    """The open connections of one command. It is a context manager, and closes all of them at its end."""
+    """The open connections of one command, all of which close() closes."""
 
     def __init__(
         self, cluster: Cluster, prompter: Prompter, reach: Callable[[Host], Link | None] = lambda host: None
@@ -27,12 +27,6 @@ class NodeLinks:
         self.prompter = prompter
         self.reach = reach
         self._open: list[Link] = []
-
-    def __enter__(self) -> NodeLinks:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def connect(self, host: Host) -> Link:
         """Open a new connection to a host, and keep it for close(). Raises why there is none.

@@ -73,16 +73,9 @@ def _container_text(container: Shown) -> str:
 
 def _process_row(process: Shown) -> Sequence[object]:
     """Format a process as a row of the table of its node."""
-    return (
-        process["role"],
-        process["rank"],
-        process["local_rank"],
-        process["endpoint"],
-        ",".join(map(str, process.get("devices", ()))),
-        fold(process.get("shards", ())),
-        process["log"],
-        shlex.join(process["command"]),
-    )
+    place = [process[name] for name in ("role", "rank", "local_rank", "endpoint")]
+    devices, shards = ",".join(map(str, process.get("devices", ()))), fold(process.get("shards", ()))
+    return (*place, devices, shards, process["log"], shlex.join(process["command"]))
 
 
 def _print_environment(processes: Sequence[Shown], terminal: Terminal) -> None:

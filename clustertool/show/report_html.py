@@ -146,10 +146,8 @@ def _stragglers_section(story: ReportModel) -> Html:
         return _section("Stragglers", none, _progress_chart(story), kind="behind empty")
     items, rest = [], None
     for rank in behind[:_LISTED]:
-        about = (
-            f" on {story.name(rank.node)}: {rank.behind}",
-            f", {_silence_text(rank)}" if _silence_text(rank) else None,
-        )
+        silent = _silence_text(rank)
+        about = (f" on {story.name(rank.node)}: {rank.behind}", f", {silent}" if silent else None)
         last = [] if rank.how and rank.state is RankState.FAILED else rank.last
         lines = [tag("code", line, class_="last") for line in last]
         items.append(tag("li", tag("b", _rank_name(rank), class_="straggler"), *about, lines))
@@ -360,16 +358,10 @@ def _epochs_section(story: ReportModel) -> Html:
     for epoch in story.epochs:
         left = ", ".join(f"{story.name(node)} ({why})" for node, why in epoch.left)
         joined = fold(story.name(node) for node in epoch.joined) if epoch.attempt else ""
-        cells = (
-            str(epoch.attempt),
-            _moment(max(0.0, epoch.t - story.began)),
-            fold(story.name(node) for node in epoch.nodes),
-            left or "-",
-            joined or "-",
-            f"{epoch.seconds:.1f} s" if epoch.seconds else "-",
-            epoch.cause or "-",
-        )
-        rows.append(tag("tr", *(tag("td", cell) for cell in cells)))
+        nodes, began = fold(story.name(node) for node in epoch.nodes), _moment(max(0.0, epoch.t - story.began))
+        cost = f"{epoch.seconds:.1f} s" if epoch.seconds else ""
+        cells = (str(epoch.attempt), began, nodes, left, joined, cost, epoch.cause)
+        rows.append(tag("tr", *(tag("td", cell or "-") for cell in cells)))
     body = tag("tbody", *rows)
     return _section("Epochs", tag("table", tag("thead", tag("tr", *(tag("th", name) for name in heads))), body))
 

@@ -84,16 +84,10 @@ def epoch_row(epoch: Shown, names: Mapping[int, str]) -> list[str]:
     """Format one epoch of an elastic job as a row of the table of epochs. names: of the nodes by number."""
     left = [f"{names.get(node, f'node {node}')} ({why})" for node, why in epoch["left"]]
     joined = [names.get(node, f"node {node}") for node in epoch["joined"]] if epoch["attempt"] else []
-    cost = f"{epoch['seconds']:.1f} s" if epoch["seconds"] else "-"
-    return [
-        str(epoch["attempt"]),
-        _time_text(epoch["t"]),
-        fold([names.get(node, f"node {node}") for node in epoch["nodes"]]),
-        ", ".join(left) or "-",
-        ", ".join(joined) or "-",
-        cost,
-        epoch["cause"] or "-",
-    ]
+    nodes = fold([names.get(node, f"node {node}") for node in epoch["nodes"]])
+    cost = f"{epoch['seconds']:.1f} s" if epoch["seconds"] else ""
+    cells = (str(epoch["attempt"]), _time_text(epoch["t"]), nodes, ", ".join(left), ", ".join(joined), cost)
+    return [cell or "-" for cell in (*cells, epoch["cause"])]
 
 
 def output_wait_text(job: str) -> str:

@@ -82,11 +82,8 @@ class Screen:
         failed: {name of a node: why it does not answer}. now: time.monotonic().
         """
         ranks = model.processes(view.sort, view.text, self._away(model, failed, now))
-        messages = [
-            *self._memberships(model, failed, now),
-            *self._messages(failed, "red"),
-            *self._messages(model.problems, "yellow"),
-        ]
+        problems = [*self._messages(failed, "red"), *self._messages(model.problems, "yellow")]
+        messages = [*self._memberships(model, failed, now), *problems]
         head = [self._title(model, view, failed, now), *messages[: max(0, height - 6)]]
         room = max(2, height - len(head) - 5)
         most = max(room - len(ranks), room // 2, 1)

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
+from clustertool.model.config.folded_names import grouped
 from clustertool.ssh.settings import SshSettings
 
 _TURN = 0.05  # seconds between two checks of what waits
@@ -191,9 +192,7 @@ class Prompter:
             keys, self._keys = self._keys, []
         if self._person is None:
             return
-        hosts: dict[tuple[str, str, str], list[str]] = {}
-        for key in keys:
-            hosts.setdefault((key.type, key.fingerprint, key.path), []).append(key.host)
+        hosts = grouped(((key.type, key.fingerprint, key.path), key.host) for key in keys)
         for (kind, fingerprint, path), names in hosts.items():
             where = f"added to {path}" if path else "not written down"
             self._person.tell(f"new host key of {self._person.fold(names)}: {kind} {fingerprint} ({where})")

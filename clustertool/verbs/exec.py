@@ -8,6 +8,7 @@ from __future__ import annotations
 import codecs
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 
 from clustertool.actions import load_config
@@ -199,7 +200,7 @@ def exec_(call: Call) -> None:
     typed = TypedCommand.read(call)
     instead = f"{PROGRAM} exec --job J COMMAND runs it on the nodes of job J"
     cluster = load_config.cluster(call, call.selection, start_local=True, of_hosts="exec", instead=instead)
-    with NodeLinks(cluster, Prompter(call.person())) as links:
+    with closing(NodeLinks(cluster, Prompter(call.person()))) as links:
         typed.run(call, cluster, cluster.hosts, links.connect, links.prompter)
 
 

@@ -92,11 +92,11 @@ def _wait_for_start(call: Call, child: JoinChild, patience: float) -> Report:
     """
     try:
         return _show_meeting(call, child, patience)
-    except signals.STOPS as stop:
-        _end_process(child, signal.SIGINT if stop.code == 130 else signal.SIGTERM, patience)
-        raise
-    except BaseException:  # for example, the output is closed: this command must not wait for other machines then
-        _end_process(child, signal.SIGTERM, patience)
+    except (
+        BaseException
+    ) as error:  # also where the output is closed: this command must not wait for other machines then
+        interrupted = isinstance(error, signals.STOPS) and error.code == 130
+        _end_process(child, signal.SIGINT if interrupted else signal.SIGTERM, patience)
         raise
 
 

@@ -31,13 +31,9 @@ from clustertool.model.paths import is_job_id
 _NAMES = tuple(verb.name for verb in VERBS)
 _LAUNCHER = "clusterrun"  # a program of its own, with the options of launchers
 # Answered here, without the modules that run verbs.
-_HELP = Verb(
-    "help",
-    "Show the commands, or the options of one.",
-    purpose="Help",
-    examples=("help run",),
-    positional=Positional("commands", "[COMMAND]", "the command", choices=(*_NAMES, _LAUNCHER)),
-)
+_COMMAND = Positional("commands", "[COMMAND]", "the command", choices=(*_NAMES, _LAUNCHER))
+_ABOUT_HELP = "Show the commands, or the options of one."
+_HELP = Verb("help", _ABOUT_HELP, purpose="Help", examples=("help run",), positional=_COMMAND)
 _ALL = (*VERBS, _HELP)
 _MOST_FILES = 32  # files of jobs
 _LARGEST_FILE = 64 << 10  # bytes of a file of which more than its name is read

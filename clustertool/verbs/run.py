@@ -80,18 +80,9 @@ def read_order(call: Call, options: Options, find: Callable[[], Cluster]) -> Run
     """
     given = call.given
     folder = choose_alias(call, "workspace", "job-dispatch-package")
-    wish = RunWish(
-        folder=folder,
-        job_id=given.job_id,
-        name=given.name,
-        resume=given.resume,
-        keep=given.keep,
-        dry=given.dry,
-        skip_bad=given.skip_bad,
-        wait=given.wait,
-        shown=logs_to_show(call),
-        settings=known_engines.typed_settings(vars(given)),
-    )
+    named = {name: getattr(given, name) for name in ("job_id", "name", "resume", "keep", "dry", "skip_bad", "wait")}
+    settings = known_engines.typed_settings(vars(given))
+    wish = RunWish(folder=folder, shown=logs_to_show(call), settings=settings, **named)
 
     def advise(made: Plan) -> str:
         where = folder or options.job_workspace

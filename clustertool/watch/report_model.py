@@ -343,15 +343,11 @@ def _node_report(status: JobStatus, index: int, answer: ReportAnswer | None, beg
     machine: MachineCurve = answer["machine"] if answer else {"cores": 0, "total": 0, "rows": []}
     rows = [(row[0] - began, *row[1:]) for row in machine["rows"]]
     cores, total = max(machine["cores"], 1), max(machine["total"], 1)
-    cards = [
-        ReportCard(
-            int(card["index"]),
-            [(t - began, busy / 100) for t, busy, _ in card["rows"]],
-            [(t - began, used) for t, _, used in card["rows"]],
-            float(card["total"]),
-        )
-        for card in (answer["cards"] if answer else ())
-    ]
+    cards = []
+    for card in answer["cards"] if answer else ():
+        loads = [(t - began, load / 100) for t, load, _ in card["rows"]]
+        sizes = [(t - began, size) for t, _, size in card["rows"]]
+        cards.append(ReportCard(int(card["index"]), loads, sizes, float(card["total"])))
     busy = [(t, rate / cores) for t, rate in rates(rows)]
     used = [(row[0], row[2] / total) for row in rows]
     name = clean(status.name(index))

@@ -69,15 +69,12 @@ def find_blocked(status: JobStatus, now: float = 0.0) -> list[ConnectWait]:
     for node in _without_connection(status):
         event = node.unconnected
         groups.setdefault((event["endpoint"], event["why"], event["errno"], event["again"]), []).append(node)
-    return [
-        ConnectWait(
-            [status.name(node.index) for node in nodes],
-            status.name(status.coordinator),
-            *cause,
-            max(_seconds_since(now, float(node.unconnected["since"]) - node.skew) for node in nodes),
-        )
-        for cause, nodes in groups.items()
-    ]
+    found = []
+    for cause, nodes in groups.items():
+        names = [status.name(node.index) for node in nodes]
+        seconds = max(_seconds_since(now, float(node.unconnected["since"]) - node.skew) for node in nodes)
+        found.append(ConnectWait(names, status.name(status.coordinator), *cause, seconds))
+    return found
 
 
 def find_firewall(status: JobStatus) -> Firewall | None:
@@ -90,11 +87,9 @@ def find_firewall(status: JobStatus) -> Firewall | None:
     if not nodes or lost_coordinator(status):
         return None
     incoming = len(nodes) >= len(status.nodes) - 1
-    return Firewall(
-        [status.name(node) for node in (status.coordinator, *(node.index for node in nodes if not incoming))],
-        incoming,
-        nodes[0].unconnected["endpoint"].rpartition(":")[0].strip("[]"),
-    )
+    suspected = [status.coordinator, *(node.index for node in nodes if not incoming)]
+    address = nodes[0].unconnected["endpoint"].rpartition(":")[0].strip("[]")
+    return Firewall([status.name(node) for node in suspected], incoming, address)
 
 
 def lost_coordinator(status: JobStatus) -> NodeStatus | None:

@@ -24,15 +24,9 @@ from clustertool.errors import UsageError
 from clustertool.model.joining.typed_meeting import TypedMeeting
 from clustertool.model.planning import shell_variables
 
-_RANK = (
-    Opt(
-        "under",
-        "in a task of srun or a process of mpirun: set the environment of its rank, and run the script",
-        value="NAME",
-        choices=tuple(UNDER),
-    ),
-)
-_ABOUT = (*_RANK, Opt("help", "show this and do nothing", False, short="h"), Opt("version", "show it", False))
+_IN_A_TASK = "in a task of srun or a process of mpirun: set the environment of its rank, and run the script"
+_RANK = Opt("under", _IN_A_TASK, value="NAME", choices=tuple(UNDER))
+_ABOUT = (_RANK, Opt("help", "show this and do nothing", False, short="h"), Opt("version", "show it", False))
 # --log-dir is an option of the launchers here; paddle.py did not know it and passed it to the trainer.
 OWN = (*(option for option in RUN if option.name != "log-dir"), VERBOSE, *NODES, *_ABOUT)
 _HOST_LISTS = ("A,B", "A:2,B:2")  # what help calls the value of options that list hosts

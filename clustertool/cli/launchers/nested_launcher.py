@@ -259,11 +259,6 @@ def _right_command(inner: Inner, made: Plan, options: Options, typed: Sequence[s
     return f"in job.toml: [trainer] command = {json.dumps([*python, *inner.program])}{per_node}"
 
 
-def _typed_options(inner: Inner) -> list[str]:
-    """List the launcher's options and their values as arguments; a switch has no value."""
-    return [text for option in inner.options for text in option if text]
-
-
 def _without_options(typed: Sequence[str], inner: Inner) -> list[str]:
     """Copy a command line without --script and without the options that the launcher has too, and their values."""
     takes_value = {"--script": True, **{name: bool(value) for name, value in inner.options if name != "--env"}}
@@ -292,4 +287,5 @@ def _command_line(outer: Sequence[str], inner: Inner, program: Sequence[str]) ->
         hidden = f"{pair.partition('=')[0]}=***" if pair else text
         shown.append(f"{flag}={hidden}" if flag else hidden)
         before = text
-    return shlex.join([*shown, *_typed_options(inner), *program])
+    options = (text for option in inner.options for text in option if text)  # a switch has no value
+    return shlex.join([*shown, *options, *program])
