@@ -52,11 +52,11 @@ def candidates(
     help_option: Opt,
     values: Values = lambda name: (),
 ) -> list[str]:
-    """List the completions of the last token: verbs, or options in `common`; behind a verb its options and arguments.
+    """List the completions of the last token: verbs; behind a verb the choices of its arguments; options if it has a dash.
 
-    Behind an option that takes a value: the values that are known. tokens: the program's name and the arguments up to the
-    cursor. help_option: one more option of each verb. values: lists the values of options whose value has this name in help
-    (JOB, HOST).
+    Options are those in `common`, behind a verb its own ones. Behind an option that takes a value: the values that are known.
+    tokens: the program's name and the arguments up to the cursor. help_option: one more option of each verb. values: lists the
+    values of options whose value has this name in help (JOB, HOST).
     """
     before, last = _split_typed(tokens)
     verb = next((verb for token in before for verb in verbs if verb.name == token), None)
@@ -66,9 +66,9 @@ def candidates(
 
 
 def launcher_candidates(tokens: Sequence[str], known: Mapping[str, Opt], values: Values = lambda name: ()) -> list[str]:
-    """List the completions of the last token for clusterrun: its options, or values of one; [] behind the script.
+    """List the completions of the last token for clusterrun: options if it has a dash, or an option's values; else [].
 
-    known: every spelling of its options. values: see candidates().
+    Behind the script it is [], too. known: every spelling of its options. values: see candidates().
     """
     before, last = _split_typed(tokens)
     left = list(before)

@@ -73,8 +73,8 @@ def spellings(options: Iterable[Opt]) -> dict[str, Opt]:
 def split(argument: str, known: Container[str]) -> tuple[str, str | None]:
     """Split an argument into option and value: --a_b=c into --a-b and c; -r3 and -r=3 into -r and 3.
 
-    An argument without a value stays whole, with None. known: the names of options. A longer name (-hostfile, -np) has priority
-    over one of one letter.
+    Without a value it is None, and only underscores of the option become dashes. known: the spellings of options. A longer one
+    (-hostfile, -np) has priority over one of one letter.
     """
     name, equals, value = argument.partition("=")
     if argument.startswith("--") or name in known:
@@ -128,9 +128,11 @@ def _defaults(options: Iterable[Opt]) -> dict[str, Any]:
 
 
 def _read_option(rest: list[str], known: Mapping[str, Opt], values: dict[str, Any], where: str, fix: str) -> None:
-    """Remove one option and its value from the front of `rest`, and store the value in `values`. Raises UsageError.
+    """Remove one option and its value from the front of `rest`, and store the value in `values`, or add it for MANY.
 
-    Of joined letters such as -fn only the first is removed. where: " of VERB", for a message. fix: for an unknown option.
+    Of joined letters such as -fn only the first is removed. An option that needs no value takes the next argument only if that
+    has no dash in front and no .py at its end. Raises UsageError for an unknown option, with `fix`, and for a value that is
+    missing or not allowed. where: " of VERB", for a message.
     """
     argument = rest.pop(0)
     name, value = split(argument, known)
@@ -155,7 +157,8 @@ def _read_option(rest: list[str], known: Mapping[str, Opt], values: dict[str, An
 def _fix_for_argument(verb: Verb, argument: str) -> str:
     """Build the fix for an argument of a verb that takes none: give it as the value of the verb's first option.
 
-    Other programs take the id of a job, or a file, without an option. If that option cannot take it, the fix names the help.
+    Other programs take the id of a job, or a file, without an option. If that option cannot take it, the fix only names the
+    help.
     """
     shows = f"clustertool help {verb.name} shows its use"
     first = verb.options[0]
@@ -165,7 +168,7 @@ def _fix_for_argument(verb: Verb, argument: str) -> str:
 
 
 def _fix_for_early_option(argument: str, verbs: Sequence[Verb]) -> str:
-    """Build the fix for an unknown option before the verb: write it behind a verb that has it, else list the verbs."""
+    """Build the fix for an unknown option before the verb: write it behind the first verb that has it, else list the verbs."""
     for verb in verbs:
         known = spellings(verb.options)
         name = split(argument, known)[0]
@@ -177,7 +180,8 @@ def _fix_for_early_option(argument: str, verbs: Sequence[Verb]) -> str:
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """Build the end of a sentence with similar names: ", did you mean 'status' or 'stop'?"; "" without any.
 
-    They are one or two of `known` that begin with `name`, else the one that differs in few letters.
+    They are the one or two of `known` that begin with `name`; else the one that differs from it in the fewest letters, if these
+    are few.
     """
     names = list(known) if name.strip("-") else []
     found = [each for each in names if each.startswith(name)]

@@ -61,8 +61,8 @@ _PS = ("workers", "trainers", "worker-num", "trainer-num", "http-port")
 def read(argv: Sequence[str], own: Sequence[Opt]) -> Launch:
     """Parse a command line of clusterrun, in the form of any launcher. own: options of `run` that are understood, too.
 
-    With an option of paddle.py and without a script, it is one of paddle.py. Raises UsageError, also for options that
-    contradict each other.
+    With an option that only paddle.py has and without a script, it is one of paddle.py, whose other options go to the trainer.
+    Raises UsageError for unknown options and wrong values, and for options that contradict each other.
     """
     known = _options_by_spelling(FLAGS, own)
     found = _Arguments(argv, known)
@@ -82,7 +82,7 @@ def options_of_shell(environ: Mapping[str, str], launch: Launch, own: Sequence[O
     """Map variables of the shell to the options that they stand for, with their values: {"PET_NNODES": "--nnodes=2"}.
 
     Left out: those for which the command line has an option with the same meaning, switches that are off, and, if the command
-    line names nodes, those about a meeting. Raises UsageError that names the variable.
+    line names nodes or has --nnodes 1, those about a meeting. Raises UsageError, which names the variable, for a wrong value.
     """
     nodes = names_nodes(launch, known=False) or launch.nodes == (1, 1)
     typed = {name.replace("_", "-") for name in launch.typed}
@@ -127,7 +127,8 @@ def names_devices(launch: Launch) -> bool:
 def meeting(launch: Launch, known: bool) -> TypedMeeting | None:
     """Return where the machines meet, if the command is typed on each; None if it starts all nodes, or this one alone.
 
-    known: a conf.py or a hostfile names the nodes. Raises UsageError, also for a rank or -np that does not fit.
+    known: a conf.py or a hostfile names the nodes. Raises UsageError for wrong options about the meeting, for -np with a
+    meeting, and for a rank other than 0 without one.
     """
     master_port = str(launch.options.get("master-port", ""))
     named = names_nodes(launch, known)
@@ -168,7 +169,7 @@ def notes(launch: Launch, known: bool, joins: bool) -> list[str]:
 
 
 def on_each_node(argv: Sequence[str], own: Sequence[Opt], address: str, nodes: int) -> list[str]:
-    """Rewrite a command line that starts all nodes as the one to type on each of them: they meet at `address`.
+    """Rewrite a command line that starts all nodes as the one to type on each of `nodes`: they meet at `address`, port 8090.
 
     Options that name nodes or count on all of them are left out.
     """
@@ -237,7 +238,8 @@ class _Arguments:
 def _take_value(flag: Flag | Opt, name: str, value: str | None, rest: list[str], known: Container[str]) -> str:
     """Return the value of an option: `value`, else the next argument, which is removed from `rest`; "" for a switch.
 
-    An option that needs no value has its own one in place of the next argument. Raises UsageError.
+    An option of `run` whose value may be left out has its `bare` value instead of the next argument. Raises UsageError for a
+    switch with a value, and for an option without one.
     """
     if not (flag.value if isinstance(flag, Flag) else flag.default is not FLAG):
         if value is not None:

@@ -62,8 +62,9 @@ class JoinOptions:
 def meeting(typed: JoinOptions, nodes: tuple[int, int] | None, master_port: str) -> TypedMeeting | None:
     """Parse where the machines meet, how long they wait, this machine's index and the job's name.
 
-    None if no machine is named, or for one node or no --nnodes. nodes: of --nnodes; of MIN:MAX, MAX is how many machines are
-    waited for at the start. master_port: of --master-port. Raises UsageError.
+    Returns None if no machine is named, or for one node or no --nnodes. nodes: of --nnodes; of MIN:MAX, MAX is how many
+    machines are waited for at the start. master_port: of --master-port. is_host in --rdzv-conf makes the index 0, whatever
+    --rank is. Raises UsageError for a wrong value, and for a server or back end at which machines do not meet here.
     """
     if not typed.named or nodes is None or nodes[1] == 1:
         return None
@@ -114,10 +115,10 @@ def refuse_rank(typed: JoinOptions) -> None:
 
 
 def _meeting_place(typed: JoinOptions, master_port: str) -> tuple[str, int]:
-    """Parse the host and the port of the meeting: of --master, else of --rdzv-endpoint, else of --master-addr.
+    """Parse (host in lower case, port) of the meeting: of --master, else of --rdzv-endpoint, else of --master-addr.
 
-    --master needs a port; without one, --rdzv-endpoint has 29400, and --master-addr has master_port, or 29500. Raises
-    UsageError.
+    --master needs a port; without one, --rdzv-endpoint has 29400. --master-addr has none: its port is master_port, or 29500.
+    Raises UsageError for another form.
     """
     if typed.master:
         option, text, usual = "--master", re.sub("^http://", "", typed.master), ""
@@ -137,7 +138,7 @@ def _meeting_place(typed: JoinOptions, master_port: str) -> tuple[str, int]:
 
 
 def _machine_index(text: str, nodes: int) -> int | None:
-    """Parse the rank of this machine, None if it is not given. Raises UsageError if it is not below `nodes`."""
+    """Parse the rank of this machine, None if it is not given or -1. Raises UsageError if it is not from 0 to `nodes` - 1."""
     if text in _NO_RANK:
         return None
     index = whole(text, 0, MOST_MACHINES)
@@ -148,7 +149,10 @@ def _machine_index(text: str, nodes: int) -> int | None:
 
 
 def _job_name(text: str) -> str:
-    """Return the name in --rdzv-id, "" for `none`, which is torchrun's default. Raises UsageError if a job cannot have it."""
+    """Return the name in --rdzv-id; "" without one, and for `none`, torchrun's default.
+
+    Raises UsageError if a job cannot have this name.
+    """
     if text in ("", "none"):
         return ""
     if not is_job_id(text):
@@ -158,7 +162,7 @@ def _job_name(text: str) -> str:
 
 
 def _rendezvous_settings(text: str) -> list[tuple[str, str]]:
-    """Parse --rdzv-conf, `key=value,key=value`, to pairs. Raises UsageError."""
+    """Parse --rdzv-conf, `key=value,key=value`, to (key, value). Raises UsageError for a part without a key or a value."""
     found = []
     for item in filter(None, (part.strip() for part in text.split(","))):
         key, equals, value = item.partition("=")

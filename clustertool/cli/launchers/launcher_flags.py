@@ -221,7 +221,10 @@ def _alone(launch: Launch, _: str) -> None:
 
 
 def _tee(launch: Launch, value: str) -> None:
-    """Select the ranks whose logs are shown, of 0 to 3 for all or RANK:0-3,.... Raises UsageError."""
+    """Select the ranks whose logs are shown: all for 1 to 3, not all for 0, and those with 1 to 3 in a list such as 0:3,1:0.
+
+    Raises UsageError for another value.
+    """
     if re.fullmatch(r"[0-3]", value):
         launch.options["all-ranks"] = value != "0"
     elif re.fullmatch(r"\d+:[0-3](,\d+:[0-3])*", value):
@@ -390,7 +393,7 @@ def _effect(option: str, effect: str, here: str) -> str | Effect:
     """Return the effect of a row: the option of `run` that gets the value ("": the one of the same name), or a function.
 
     option: the long name of the row. effect: the text behind the arrow. here: the text for users, whose beginning ("not
-    needed", "refused", "off only") decides where there is no arrow.
+    needed", "refused", "off only" or "0 only") decides where there is no arrow.
     """
     case, _, reason = here.partition(": ")
     kind, _, name = effect.partition(".")

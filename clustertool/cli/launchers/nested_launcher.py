@@ -81,7 +81,7 @@ def nesting_warning(made: Plan, options: Options, typed: Sequence[str], folder: 
 
 
 def find_separating_launcher(made: Plan, folder: str = "") -> Inner | None:
-    """Find the launcher that makes each trainer of a plan a training of its own.
+    """Find the launcher that makes each trainer of a plan a training of its own, in the first trainer's command or its script.
 
     None if there is none, if there is one trainer, or if the launcher's options make one training of all. folder: see
     nesting_warning().
@@ -100,9 +100,9 @@ def effect_text(inner: Inner, made: Plan) -> str:
 
 
 def find(argv: Sequence[str], nodes: int) -> Inner | None:
-    """Find the launcher that a command starts, behind `env NAME=VALUE`; None if it starts another program.
+    """Find the launcher that a command starts, also behind `env NAME=VALUE`; None if it starts another program.
 
-    nodes: a total number of processes is divided by it.
+    The pairs of `env` become options --env in front of the launcher's. nodes: a total number of processes is divided by it.
     """
     environ, rest = _split_environ(argv)
     inner = _find_launcher(rest, nodes) if rest else None
@@ -134,7 +134,8 @@ def _find_launcher(rest: Sequence[str], nodes: int) -> Inner | None:
 def _find_in_script(argv: Sequence[str], folder: str, several: bool) -> Inner | None:
     """Find the launcher that `sh -c TEXT`, a shell script of the workspace, or a script called by it starts; None without one.
 
-    several: nodes have several trainers; then no options of the launcher make one training of them.
+    It has no options and no program. At most 16 scripts are read. several: nodes have several trainers; then no options of the
+    launcher make one training of them.
     """
     texts = [_shell_text(_split_environ(argv)[1], folder)]
     for name, text in texts:
@@ -218,7 +219,8 @@ def _option_values(value: object) -> tuple[str, ...]:
 def _parse_counted(shown: str, name: str, arguments: list[str], nodes: int) -> Inner:
     """Parse the number of processes in the arguments of a launcher such as mpirun, and its program, into an Inner.
 
-    The program begins with the first argument that is a Python script or interpreter. A total is divided by `nodes`.
+    The program begins with the first argument that is a Python script or interpreter; of several numbers before it the last one
+    counts. A total is divided by `nodes`, and rounded up.
     """
     names, of_all = _COUNTED[name]
     starts = (
@@ -260,7 +262,7 @@ def _right_command(inner: Inner, made: Plan, options: Options, typed: Sequence[s
 
 
 def _without_options(typed: Sequence[str], inner: Inner) -> list[str]:
-    """Copy a command line without --script and without the options that the launcher has too, and their values."""
+    """Copy a command line without --script and its value, and without options (and values) that the launcher has, but --env."""
     takes_value = {"--script": True, **{name: bool(value) for name, value in inner.options if name != "--env"}}
     kept, rest = [], list(typed)
     while rest:

@@ -94,7 +94,11 @@ def read(argv: Sequence[str]) -> Optional[RankOrder]:
 
 
 def _build_order(values: Dict[str, str], how: str, arguments: List[str]) -> RankOrder:
-    """Check the values of the options with --under, and build the RankOrder. Raises UsageError."""
+    """Check the values of the options with --under, and build the RankOrder.
+
+    Raises UsageError for a value that is unknown, wrong or empty, for an option of --under mpi with another one, and without a
+    program.
+    """
     under = values["--under"]
     if under not in UNDER:
         raise UsageError(f"--under {under!r} is not known", f"one of {', '.join(UNDER)}")
@@ -129,7 +133,7 @@ def execute(order: RankOrder) -> int:
     """Replace this process by the rank's program, in the environment of its rank.
 
     With --hosts, it first checks that this machine has the address of the rank's host. Where one of these fails, it prints the
-    error and returns its exit code.
+    error and returns its exit code: 127 for a program that does not exist, 126 for one that cannot be started.
     """
     try:
         environment = UNDER[order.under](processes.own_environment(), _with_machine(order))
@@ -148,7 +152,7 @@ def execute(order: RankOrder) -> int:
 def _with_machine(order: RankOrder) -> RankOptions:
     """Return the options with the content of the hostfile and the devices of this machine if --hosts is given.
 
-    Raises DataError.
+    Raises DataError if the hostfile cannot be read.
     """
     if not order.hosts:
         return order.options
