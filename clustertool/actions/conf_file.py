@@ -70,8 +70,9 @@ def find_and_run(
     """Find and run conf.py, and return (its path, {key: value}), or (None, {}) if there is none.
 
     A file that `given` names is run unchecked. One that the search found is run only if no other user can have written it (else
-    ConfigError, or NotNeeded with nodes_known), and with `optional` only if it looks like clustertool's own: else NotNeeded.
-    keys: the names of all keys. nodes_known: the nodes are named without it. Raises ConfigError also for an error in the file.
+    ConfigError, or NotNeeded with nodes_known). With `optional`, one that looks like another program's is not run, and one that
+    may be either counts only if it sets a key without an error: else NotNeeded. keys: the names of all keys. nodes_known: the
+    nodes are named without it. Raises ConfigError also for an error in the file.
     """
     path = find_conf(given)
     if path is None:
@@ -142,7 +143,8 @@ def _read_named(path: Path) -> bytes:
 def _read_found(path: Path) -> bytes:
     """Check that only root and the user can have written the conf.py of the search, or changed its folders, and read it.
 
-    The open file is checked again. A link is followed if root or the user made it. Raises ConfigError.
+    The open file is checked again. A link is followed if root or the user made it. Raises ConfigError if another user can have
+    done so, or if it cannot be read.
     """
     folders = [folder for folder in _folders() if folder.is_relative_to(path.parent)]
     target = path

@@ -53,8 +53,8 @@ def fetch_output(
     """Copy `path` of a job (default: its output) from the nodes to this machine, and return {rank: what was copied}.
 
     rank: a number, whose files go into `to`, or "all": those of each rank of the role go into a folder of its own in `to`.
-    Raises NotFound, DispatchError, Unreachable. With "all", fleet.failed gets the errors of nodes without an answer, or without
-    records.
+    With "all", fleet.failed gets the errors of nodes without an answer, or without records. Raises NotFound for a rank or path
+    that the job does not have, Unreachable for a node that does not answer, and DispatchError for a copy that has failed.
     """
     answers = fleet.ask_all(STATUS({"job": job}))
     places = _nodes_of_ranks(fleet, job, answers, role, rank)
@@ -96,7 +96,7 @@ def _copy_from_node(
     """Copy `path` of one node into `to`: from the job's directory or, if no files are there, from the one where the job worked.
 
     In each of them `path` is tried as a folder, then as a file; "" is the recorded output, only as a folder. Returns a Fetched
-    without files if all that was found is an empty folder. Raises NotFound.
+    without files if all that was found is an empty folder. Raises NotFound if nothing was found.
     """
     header = next((event for event in answer["events"] if event["type"] == "job"), None)
     recorded = header.get("output", "output") if header else "output"
@@ -128,9 +128,10 @@ def _copy_from_node(
 def _copy_folder(
     fleet: Fleet, check: Check, job: str, node: int, place: str, wanted: str, to: Path
 ) -> tuple[Copied, tuple[SharedFile, ...]]:
-    """Copy a folder of a node into `to`, and return what was copied, and its files that are not surely the job's own.
+    """Copy a folder of a node into `to`; return (what was copied, the files in it that are not surely the job's own).
 
-    Of a folder in which several jobs have run, only the files that are this job's by their times are copied. Raises NotFound.
+    Of a folder in which several jobs have run, only the files that are this job's by their times are copied; the second list
+    has those that were left out, too. Raises NotFound if there is no such folder.
     """
     folder = NodeFolder(fleet, node, posixpath.join(place, wanted))
     spans = _ask_write_spans(folder, job, wanted)

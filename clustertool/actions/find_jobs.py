@@ -161,8 +161,8 @@ def summaries_by_job(answers: Mapping[int, JobsAnswer]) -> dict[str, dict[int, J
 def _merge_summaries(job: str, parts: list[JobSummary], known: Description | None) -> ListedJob:
     """Merge the nodes' summaries of a job, and what its engine knows, to one entry.
 
-    The worst state, the earliest start and the latest end count. If the engine has it queued again and no process
-    of it may run, the entry is that of a queued job.
+    The worst state, the earliest start and the latest end count; ids, name, owner, mode and command are those of the first
+    summary. If the engine has it queued again and no process of it may run, the entry is that of a queued job.
     """
     recorded = [read_part(part) for part in parts]
     over = any(part.state in OUTCOMES for part in recorded)
@@ -241,7 +241,7 @@ def attach_to(
 
     The nodes get the numbers that they have in the job. It warns of processes that are left. If no node has a record of the
     job, it raises no_record_error(), or with `queued` returns the job and leaves the fleet as it is. It waits for late nodes of
-    a fleet (opened with a lag) only if they can change the choice.
+    a fleet (opened with a lag) only if they can change the choice. The other parameters and errors: see choose_job().
     """
     fleet = engine.fleet
     answers = ask_jobs(fleet, prefix)
@@ -347,11 +347,11 @@ def choose_job(
     exact: bool = False,
     known: Described = _NOTHING,
 ) -> ListedJob:
-    """Choose a job from the nodes' answers: by its id, its name or a unique prefix of the id, with "" the newest.
+    """Choose a job from the nodes' answers: by its id or name, else by a unique prefix of the id; with "" the newest.
 
-    running: with "" the only one that runs, instead. exact: `prefix` is a complete id. known: see merge_answers(). Raises
-    UsageError if several match; NotFound, or instead the errors of nodes that did not answer; PreflightError if it is not known
-    whether one runs.
+    Of several with the same name the newest counts. running: with "" the only one that runs, instead. exact: `prefix` is a
+    complete id. known: see merge_answers(). Raises UsageError if several match; for none NotFound, or the errors of nodes that
+    did not answer; PreflightError if it is not known whether one runs.
     """
     try:
         found = [job for job in merge_answers(answers, known) if not exact or job["id"] == prefix]
@@ -418,7 +418,10 @@ def _select_meant(found: list[ListedJob], prefix: str) -> list[ListedJob]:
 
 
 def _choose_by_prefix(found: list[ListedJob], prefix: str, running: bool) -> ListedJob:
-    """Choose the job that `prefix` means; with "" the newest one, or the only one that runs. Raises NotFound, UsageError."""
+    """Choose the job that `prefix` means; with "" the newest one (the first of `found`), or the only one that runs (`running`).
+
+    Raises NotFound for none, UsageError for several, and PreflightError as _only_running() does.
+    """
     if prefix:
         found = _select_meant(found, prefix)
         if not found:
@@ -434,9 +437,9 @@ def _choose_by_prefix(found: list[ListedJob], prefix: str, running: bool) -> Lis
 
 
 def _only_running(found: list[ListedJob]) -> ListedJob:
-    """Return the only job that may run.
+    """Return the only job that may run or is queued.
 
-    Raises UsageError for several, PreflightError if there are only unknown ones, NotFound.
+    Raises UsageError for several; for none PreflightError, if the state of some is not known, else NotFound.
     """
     running = [job for job in found if may_start(job) and job["state"] is not JobState.UNKNOWN]
     if len(running) > 1:

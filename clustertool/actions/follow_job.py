@@ -193,7 +193,7 @@ class LostNodes:
     def turn(self, now: float) -> Iterator[RevivedNews]:
         """Start lost nodes of an elastic job again, in threads, follow them, and yield news of one that was started.
 
-        Does nothing for other jobs, and after the outcome. now: time.monotonic().
+        Does nothing for other jobs, and after the outcome; starts none without `revive`. now: time.monotonic().
         """
         watch = self._follower.watch
         with contextlib.suppress(queue.Empty):
@@ -249,7 +249,10 @@ class LostNodes:
                 threading.Thread(target=self._follower.follow_again, args=(node,), daemon=True).start()
 
     def _revive_node(self, node: int, revive: Callable[[str, int], bool]) -> None:
-        """Start a lost node again by `revive`, report it to turn() if it was started, and set when the next attempt is due."""
+        """Start a lost node again by `revive`, report it to turn() if it was started, and set when the next attempt is due.
+
+        This is after a growing pause, up to 30 s, if `revive` has failed, and else in 30 s if the node still counts as lost.
+        """
         try:
             if revive(self._job, node):
                 self._revived.put(node)

@@ -30,8 +30,8 @@ _COMMAND = 200  # characters of a command that are compared and shown
 def plan_before_meeting(request: RunRequest, meeting: TypedMeeting, folder: Path) -> tuple[RunRequest, Plan]:
     """Read the job of the folder into `request`, and plan it before the machines meet; return (request, plan).
 
-    In the plan only the coordinator has an address, and each machine has as many devices as are named. Raises UsageError (also
-    for --resume, --wait and --skip-bad), DataError, ConfigError.
+    In the plan only the coordinator has an address, and each machine has as many devices as are named. Raises UsageError for
+    --resume, --wait and --skip-bad; UsageError, DataError or ConfigError for a job that cannot be read or planned.
     """
     wish = request.wish
     options = (("--resume", wish.resume), ("--wait", wish.wait), ("--skip-bad", wish.skip_bad))
@@ -55,7 +55,8 @@ def plan_before_meeting(request: RunRequest, meeting: TypedMeeting, folder: Path
 def find_secret(meeting: TypedMeeting, make: bool = True) -> Secret:
     """Return the secret that all machines have; where they meet on the loopback and there is none, one that only this user has.
 
-    make: create the latter if it does not exist. Raises UsageError if a secret is needed and missing, ConfigError.
+    make: create the latter if it does not exist; else its text is "" then. Raises UsageError if a secret is needed and missing,
+    or can be guessed, and ConfigError if another user can read its file or has written it.
     """
     found = secret.find(os.environ)
     if found is not None:
@@ -69,7 +70,8 @@ def find_secret(meeting: TypedMeeting, make: bool = True) -> Secret:
 def join_file(request: RunRequest, meeting: TypedMeeting, folder: Path, shared: Secret) -> JoinFile:
     """Build what the joining process gets: the job, the meeting point, the secrets, and the settings of this machine.
 
-    The job gets an id and a certificate. Numbers of trainers and devices that were typed here are those of this machine.
+    The job gets an id and a certificate. Numbers of trainers and devices that were typed here are those of this machine. Raises
+    UsageError for numbers that are not possible.
     """
     spec, host = request.spec, request.cluster.hosts[0]
     assert spec is not None

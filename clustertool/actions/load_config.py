@@ -113,7 +113,8 @@ def _engine_needs_hosts(values: Mapping[str, object]) -> bool:
 def _find_stored_job(selection: Selection, values: Mapping[str, object], where: str) -> StoredJob | None:
     """Find the stored record of the selected job whose hosts are used in place of those of conf.py (`values`), else None.
 
-    None also for --here, --conf, --hostfile, and commands that are about no single job.
+    If conf.py names no hosts, and the engine needs them, this is any stored job, for "" the newest; else only one on other
+    hosts that its id names. None also for --here, --conf, --hostfile, and commands that are about no single job.
     """
     if selection.job is None or selection.here or selection.conf or selection.hostfile:
         return None
@@ -226,7 +227,8 @@ def read_conf(caller: Caller, selection: Selection, named: bool = False, optiona
     """Read the keys of conf.py, with the hostfile in place of HOSTS and --engine in place of ENGINE. All may be missing.
 
     named: the command line names the nodes. optional: the command needs no conf.py. In both cases, a conf.py of another program
-    is left out, with a remark. Raises UsageError, ConfigError.
+    is left out, with a remark. Raises UsageError for --no-conf with --conf and for an unknown --engine, and ConfigError for a
+    file that cannot be read or run.
     """
     if selection.no_conf and selection.conf:
         raise UsageError(f"{conf_file.NO_CONF} and --conf contradict each other", "leave one of them out")

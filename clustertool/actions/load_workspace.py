@@ -64,9 +64,10 @@ def _toml_text(folder: Path) -> str:
 
 
 def workspace(caller: Caller, folder: Path, ignore_from: Sequence[str] = ()) -> Workspace:
-    """List the files of a workspace that are sent, remark on those left out or still written to, and warn of suspicious ones.
+    """Read a workspace with the files that are sent, remark on those left out or still written to, and warn of suspicious ones.
 
-    ignore_from: IGNORE_FROM of conf.py. Suspicious are files that may have secrets, or are probably large by accident.
+    ignore_from: IGNORE_FROM of conf.py. Suspicious are files that may have secrets, or are probably large by accident; at most
+    four of each kind are named.
     """
     found = read(folder, ignore_from)
     if found.left_out:
@@ -120,7 +121,7 @@ def read_scattered_job(cluster: Cluster, toml: Toml) -> JobSpec | None:
 def container(cluster: Cluster, toml: Toml, image: str | None) -> ContainerSettings:
     """Merge the container settings of conf.py, of job.toml and of --image (`image`), and refuse a mode that needs a launcher.
 
-    Raises ConfigError, DataError, UsageError.
+    Raises DataError for [container] of job.toml, UsageError for --image, and ConfigError for such a mode in a container.
     """
     given = toml.get("container")
     table = given if isinstance(given, dict) else {}

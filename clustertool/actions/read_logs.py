@@ -78,7 +78,10 @@ def require_attempt(status: JobStatus, attempt: int | None) -> None:
 def _unreachable(
     fleet: Fleet, status: JobStatus, node: int, keys: Sequence[Key], attempt: int | None
 ) -> ClustertoolError:
-    """Build the error for logs of a node that does not answer: the cause, the path of a log, and what is known of its ranks."""
+    """Build the error for logs of a node that does not answer: the cause, the path of a log, and what is known of its ranks.
+
+    It has the class of the cause.
+    """
     why: ClustertoolError = fleet.failed[node]
     host, known = fleet.cluster.hosts[node], []
     for process in (status.processes[key] for key in sorted(keys) if key in status.processes):
@@ -148,7 +151,10 @@ def _stream_errors(fleet: Fleet, watch: JobView) -> Iterator[ClustertoolError]:
 
 
 def last_lines(fleet: Fleet, job: str, process: ProcessStatus, hide: Hide) -> list[str]:
-    """Read the last 20 lines of a process's log, or its last Python traceback, masked by `hide`; [] without an answer."""
+    """Read the last 20 lines of a process's log, or, if its last 400 lines have one, the last traceback and what follows it.
+
+    They are masked by `hide`. [] if the log is empty, or its node does not answer in 5 s.
+    """
     log, text = JobPaths.log(process.role, process.rank, process.attempt), ""
     with contextlib.suppress(ClustertoolError):
         if process.node in fleet.agents:

@@ -134,9 +134,10 @@ def as_dict(answers: Mapping[int, StatusAnswer], known: Description | None = Non
 
 
 def error_of(status: JobStatus) -> ClustertoolError | None:
-    """Convert the end of a job to an error with the exit code of the contract; None for success. Without an outcome: NodeLost.
+    """Convert the end of a job to an error with the exit code of the contract; None for success.
 
-    Survivors, if a node has some, has priority over all others.
+    Survivors, if a node has some, has priority. Then NodeLost with the engine's reason and code (status.cause) counts, if the
+    outcome is LOST or missing; else the outcome, and NodeLost if it is missing.
     """
     left = [node for node in status.nodes.values() if node.survivors]
     if left:

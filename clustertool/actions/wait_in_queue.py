@@ -32,9 +32,10 @@ class CannotStart(PreflightError):
 def until_started(engine: Engine, job: str, check: Check, limit: float = 0.0) -> Iterator[Description]:
     """Poll the engine until all supervisors of a job have started, and yield its description of the job at each change.
 
-    The pause grows from 1 s to 10 s while the job stays queued. check: called several times a second, and raises what ends the
-    iteration. limit: seconds that the job may be stuck, 0.0 for ever. Raises EndedBefore if it ends without a record,
-    CannotStart if it is stuck too long.
+    It ends, too, if the job has ended and a node has a record of it. For 30 s, records of an earlier run do not count if the
+    engine runs jobs again. The pause grows from 1 s to 10 s while the job stays queued. check: called several times a second,
+    and raises what ends the iteration. limit: seconds that the job may be stuck, 0.0 for ever. Raises EndedBefore if it ends
+    without a record, CannotStart if it is stuck too long.
     """
     before: Description | None = None
     stuck_at = 0.0
