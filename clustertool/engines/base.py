@@ -193,9 +193,9 @@ class Engine(ABC):
     """
 
     def __init__(self, cluster: Cluster, caller: Caller, sink: Sink | None = None) -> None:
-        """Prepare an engine; no connection is open yet.
+        """Prepare the fleet of the cluster, without a connection.
 
-        sink: gets the frames of agents. Raises ConfigError for its settings.
+        sink: gets the frames of agents. Raises ConfigError for an engine that is not known; an engine, also for its settings.
         """
         self.caller = caller
         self.capabilities = known_engines.capabilities(cluster.engine)
@@ -210,9 +210,9 @@ class Engine(ABC):
         self.fleet.close()
 
     def _why_ended(self, job: str) -> str | None:
-        """Return why the engine has ended a job, for a user; None if the job has not ended, or if the engine cannot be asked.
+        """Return why a job has ended, for a user; None if it has not ended or is not known, or if the engine cannot be asked.
 
-        Called in a thread of its own.
+        Asks all agents for the job before, and describe() with their answers. Called in a thread of its own.
         """
         wanted = LIST_JOBS({"job": job, "exact": True})
         with contextlib.suppress(ClustertoolError):
@@ -387,7 +387,7 @@ def grow(engine: Engine, job: str, hosts: Sequence[Host]) -> Mapping[str, str]:
     """Add these hosts as nodes to a running elastic job; a host that is a node of it, but does not take part, is started again.
 
     engine: its fleet is open. Returns {name of the host: a text about what it does now}. Raises UsageError if the engine
-    chooses the nodes itself; ClustertoolError.
+    chooses the nodes itself, and the errors of hosts that cannot join.
     """
     entry = known_engines.entry_of(engine.fleet.cluster.engine)
     if not entry.growth:

@@ -27,7 +27,10 @@ _OUTPUT = "programs write it into output/ of their working directory, or into $C
 
 
 def earlier_wanted(request: RunRequest) -> EarlierWanted:
-    """Build the part of a probe request that asks a node for earlier jobs: of this --job-id, to resume, or of the same work."""
+    """Build the part of a probe request that asks a node for earlier jobs: of this --job-id, to resume, or of the same work.
+
+    "keep" has the files of --keep, for which the node searches in the directories of these jobs.
+    """
     kin = _kinship(request)
     return {
         "asked": request.wish.job_id,
@@ -40,10 +43,10 @@ def earlier_wanted(request: RunRequest) -> EarlierWanted:
 
 
 def choose_id_and_resumed(caller: Caller, request: RunRequest, facts: ByNode) -> None:
-    """Set the request's job id and the earlier job to resume, by the nodes' answers, and print messages about both.
+    """Set request.job_id and request.resumed by the nodes' answers, and print messages about both.
 
-    Without a job to resume: set request.left, the ended jobs of the same work with an output or files. Raises UsageError,
-    NotFound.
+    Without a job to resume: set request.left, the ended jobs of the same work with an output or files. Raises UsageError if a
+    job with this --job-id has not ended, or --resume names several jobs or a running one; NotFound as _choose_resumed().
     """
     earlier = earlier_jobs.read_earlier({node: fact.earlier for node, fact in facts.items()})
     take_id(caller, request, earlier)
@@ -82,10 +85,10 @@ def take_id_of_engine(
 
 
 def merge_known(earlier: Iterable[EarlierJob], known: Mapping[str, Description]) -> tuple[EarlierJob, ...]:
-    """List earlier jobs, from their records and from what the engine knows of them (`known`), the newest first.
+    """List the jobs of `earlier` and `known`, each once, the newest first.
 
-    earlier: those with records; their states are corrected by the engine's. A job that only the engine knows is added without
-    nodes.
+    earlier: the jobs with records; their states are corrected by the engine's. known: what the engine has, by job id; a job
+    that only the engine knows is added without nodes, in the state of UNRECORDED.
     """
     recorded = {job.id: job for job in earlier}
     found = [replace(job, state=_corrected_state(job.state, known.get(job.id))) for job in recorded.values()]
@@ -126,10 +129,11 @@ def hint_at_resuming(caller: Caller, request: RunRequest, made: Plan) -> None:
 
 
 def _choose_resumed(caller: Caller, request: RunRequest, earlier: tuple[EarlierJob, ...]) -> EarlierJob | None:
-    """Choose the job to resume: the one that --resume names, else the newest of the same work. None: --resume is not wanted.
+    """Choose the ended job to resume: the one that --resume names, else the newest of the same work with an output.
 
-    With resume = true in job.toml, or in one folder (--job-workspace), and no such output: print a message, and return None.
-    Raises NotFound if --resume was typed and there is none, or for a --keep that the job does not have.
+    None: neither --resume nor job.toml asks for one, or --resume none. Also, with a message, if there is no output, and only
+    job.toml asks for it, or --resume without a job works in one folder (--job-workspace). Raises NotFound if --resume was typed
+    and there is none, or for a --keep that the job does not have; UsageError for a name of several jobs or of a running one.
     """
     text, typed, kin = _named_to_resume(request), request.wish.resume, _kinship(request)
     if text:
@@ -163,7 +167,10 @@ def _named_to_resume(request: RunRequest) -> str:
 
 
 def _kinship(request: RunRequest) -> Kinship:
-    """Build what jobs of the same work have in common with the request: name, owner and origin of the files."""
+    """Build what jobs of the same work have in common with the request: name, owner and origin of the files.
+
+    The name is that of --name, else of --job-id.
+    """
     return Kinship(request.wish.name or request.wish.job_id, this_user.name(), request.origin)
 
 

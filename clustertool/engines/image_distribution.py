@@ -55,9 +55,9 @@ class ImageDistribution:
         return self._known
 
     def _pull(self, nodes: Sequence[int]) -> None:
-        """Have these nodes pull the image, several at a time, and record what they have then.
+        """Have these nodes pull the image, PULLS_AT_ONCE at a time, and record what they have then; nothing without nodes.
 
-        Raises NotFound if pull is "never".
+        Raises NotFound for each node if pull is "never", and the errors of all nodes together.
         """
         if nodes and self._settings.pull == "never":
             what = f'the image {self._settings.image} is not there, and pull is "never"'
@@ -70,7 +70,8 @@ class ImageDistribution:
     def _send_from_laptop(self) -> None:
         """Send the image of this machine to the nodes that have none or another one, and have them load it.
 
-        Pull it here before, if it is not here, or with pull = "always". Raises the errors of all nodes.
+        Pull it here before, if it is not here, or with pull = "always", which has no effect on a .sif file. Raises NotFound if
+        it is not here and pull is "never", DispatchError for nodes without room, and the errors of all nodes together.
         """
         settings = self._settings
         local = saved_images.find(settings.runtime, settings.image)
@@ -94,7 +95,7 @@ class ImageDistribution:
         self._load(lacking, {"release": workspace.release, "kind": kind, "image_id": saved.id, "bytes": saved.bytes})
 
     def _pull_here(self, local: LocalImage) -> LocalImage:
-        """Pull the image to this machine. Raises NotFound if pull is "never"."""
+        """Pull the image to this machine with a message, and return it as it is then. Raises NotFound if pull is "never"."""
         if self._settings.pull == "never":
             what = f'the image {self._settings.image} is not on this machine, and pull is "never"'
             raise NotFound(what, 'build or load it here, or set pull to "missing"')
@@ -106,8 +107,8 @@ class ImageDistribution:
     def _send_from_first(self) -> None:
         """Have the first node with the image send it to the nodes that have none or another one; they load it then.
 
-        If no node has it, or with pull = "always", this node (else the first one) pulls it before. Raises the errors of all
-        nodes.
+        If no node has it, the first one pulls it before; with pull = "always" the first node with it does. Raises ConfigError
+        if RELAY is "off", NotFound if a pull is needed and pull is "never", and the errors of all nodes together.
         """
         having = [node for node, one in self._known.items() if one.image_id]
         first = having[0] if having else min(self._known)
@@ -141,9 +142,9 @@ class ImageDistribution:
     # -- both --
 
     def _choose_copy(self, runtime: str, lacking: Sequence[int]) -> str:
-        """Choose the form of copy (kind_of_copy) that the runtimes of these nodes can load, made by the runtime with the image.
+        """Choose the form of a copy that all nodes of `lacking` can load, and `runtime`, which has the image, can make.
 
-        Raises ConfigError if there is none.
+        See kind_of_copy(). Raises ConfigError if some of these runtimes are apptainer, and others are not.
         """
         runtimes = {runtime, *(self._known[node].runtime for node in lacking)}
         if APPTAINER in runtimes and len(runtimes) > 1:
@@ -152,7 +153,11 @@ class ImageDistribution:
         return container_runtimes.kind_of_copy(sorted(runtimes))
 
     def _require_room(self, release: str, size: int, kind: str, facts: ByNode) -> None:
-        """Raise DispatchError for nodes without room for the files, and for the copy that their runtime makes of them."""
+        """Raise the DispatchErrors of all nodes whose ROOT_DIR has not enough room for the image; do nothing if none lacks it.
+
+        A node needs `size` bytes for the release, unless it has that, and as many again to load it, except from an archive.
+        Nodes whose free space is not known are not checked.
+        """
         raised: list[ClustertoolError] = []
         for node, fact in facts.items():
             need = size * ((release not in fact.releases) + (kind != container_runtimes.COPY_ARCHIVE))
@@ -163,7 +168,11 @@ class ImageDistribution:
         raise_all(raised)
 
     def _load(self, nodes: Sequence[int], copy: ImageCopy) -> None:
-        """Have nodes load the image, and record what they have then. Raises DispatchError for nodes where it has another id."""
+        """Have nodes load the image from their copy, all at once, and record what they have then.
+
+        Raises the errors of all nodes together, and DispatchError for nodes where the image has another id than `copy`, unless
+        the copy is a .sif file.
+        """
         requests = {node: LOAD_IMAGE({**self._image_request(node), **copy}) for node in nodes}
         loaded = self._ask_nodes("image: load", requests).all()
         self._record_images(loaded)
@@ -186,7 +195,10 @@ class ImageDistribution:
     def _ask_nodes(
         self, phase: str, requests: Mapping[int, Request[Answered]], width: int | None = None
     ) -> Gathered[Answered]:
-        """Send requests to nodes, show the progress, and return answers and errors. width: how many at a time; None: all."""
+        """Send requests, {node: request}, to nodes, show the progress, and return the answers and the errors by node.
+
+        An answer may take as long as the node is not silent for 600 s. width: how many at a time; None: all.
+        """
         if not requests:
             return Gathered()
         fleet, caller = self._fleet, self._caller

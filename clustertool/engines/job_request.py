@@ -38,9 +38,9 @@ Shown = str | list[tuple[str, int]]  # logs to show: "all", all of a role ("trai
 
 
 def job_toml(text: str) -> Toml:
-    """Parse the text of a job.toml, and return its tables without those of engines.
+    """Parse the text of a job.toml, and return {name: value} of its top level without the tables of engines.
 
-    Raises DataError with the line of an error.
+    Raises DataError, with the line, if it is no TOML.
     """
     engines = known_engines.names()
     return {name: table for name, table in _parse_toml(text).items() if name not in engines}
@@ -49,7 +49,8 @@ def job_toml(text: str) -> Toml:
 def engine_table(text: str, cluster: Cluster) -> Toml:
     """Return the table of the cluster's engine in job.toml's text, {} if there is none.
 
-    The tables of other engines have no effect. Raises DataError, also for a setting that a workspace may not set.
+    The tables of other engines have no effect. Raises DataError if the text is no TOML, the engine's entry no table, or a
+    setting in it one that a workspace may not set.
     """
     entry = known_engines.entry_of(cluster.engine)
     table = _parse_toml(text).get(entry.name, {})
@@ -148,7 +149,8 @@ class RunRequest:
     def read_toml(self, caller: Caller, text: str, table: Toml) -> None:
         """Set spec, resumes, table and grace_given from a job.toml, and print what it sets of the container and the engine.
 
-        text: of the job.toml. table: that of the engine. Raises DataError, UsageError.
+        text: of the job.toml. table: that of the engine. Raises the errors of read_job(): DataError for job.toml, UsageError
+        for the command line, ConfigError for conf.py.
         """
         toml = job_toml(text)
         self.spec, self.resumes, self.table = read_job(self.cluster, toml, self.options), resumes(toml), table
@@ -166,9 +168,10 @@ class RunRequest:
 
 
 def make_plan(request: RunRequest, facts: ByNode, identity: Identity | None = None) -> Plan:
-    """Plan a request with the facts of the nodes; add the warning of request.advise.
+    """Plan a request, whose spec is known, with the facts of the nodes; add the warning of request.advise.
 
-    Without an identity, for --dry and checks, the job gets the request's id or "DRY".
+    Without an identity, for --dry and checks, the job gets the request's id or "DRY". The files are those of the workspace,
+    else all that any node has listed. Raises DataError for a shard that is a link, and the errors of plan().
     """
     assert request.spec is not None
     if request.workspace:
@@ -184,7 +187,10 @@ def make_plan(request: RunRequest, facts: ByNode, identity: Identity | None = No
 
 
 def check_ranks(request: RunRequest, made: Plan) -> None:
-    """Raise UsageError for a trainer in `wish.shown` (--rank) that the plan does not have."""
+    """Raise UsageError if a rank in `wish.shown` (--rank) is not lower than the plan's number of trainers.
+
+    "all" and the name of a role are not checked.
+    """
     trainers = sum(process.role == "trainer" for process in made.processes)
     shown = request.wish.shown
     for _, rank in () if isinstance(shown, str) else shown:
@@ -207,7 +213,8 @@ def start_with_retries(
 ) -> Plan:
     """Start a plan. After an error of the kinds `passing` (another job took a port), pause and plan again, up to 5 times.
 
-    Returns the plan that was started. Raises any other error at once, and that of the last attempt.
+    The pause is random, of up to 0, 0.2, ... 0.8 s. Returns the plan that was started. Raises any other error at once, that of
+    the sixth start, and those of plan_again() and of the caller's check.
     """
     for tried in range(_AGAIN):
         try:

@@ -184,16 +184,19 @@ def options() -> dict[str, EngineOption]:
 
 
 def typed_settings(given: Mapping[str, object]) -> dict[str, object]:
-    """Map the engine settings that a command line has given to their values.
+    """Return {setting: value} of the options of all engines that a command line has given.
 
-    given: all its options, by their names with underscores; those with the value "", () or False are left out.
+    given: all its options, by their names with underscores. An empty value ("", (), False, None) counts as not given.
     """
     typed = {option.sets: given.get(option.name.replace("-", "_")) for option in options().values()}
     return {name: value for name, value in typed.items() if value}
 
 
 def refuse_settings(engine: str, typed: Mapping[str, object]) -> None:
-    """Raise UsageError for a typed setting that the engine does not have. engine: "" for the default."""
+    """Raise UsageError for the first typed setting that the engine does not have; do nothing if it has them all.
+
+    engine: "" for the default. typed: {setting: value}, as of typed_settings().
+    """
     mine = {option.sets for option in entry_of(engine).options}
     for option in options().values():
         if option.sets in typed and option.sets not in mine:

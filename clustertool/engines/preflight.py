@@ -46,9 +46,9 @@ class Examined:
         return replace(self, findings=(*self.findings, *more))
 
     def check_disk(self, need: Mapping[int, int]) -> Examined:
-        """Return a copy whose findings about the disk are those for the data of each node. need: bytes by node.
+        """Return a copy in which new findings about the disk replace those of the nodes of `need`.
 
-        Returns itself if the check "disk" is off. Needs the facts of the nodes.
+        need: {node: bytes of the job's data}; their facts must be known. Returns itself if the check "disk" is off.
         """
         if "disk" in self.cluster.checks_off:
             return self
@@ -56,9 +56,10 @@ class Examined:
         return replace(self, findings=kept).add_findings(disk(self.facts[node], size) for node, size in need.items())
 
     def check_devices(self, fleet: Fleet, made: Plan | None) -> Examined:
-        """Ask the nodes with cards for the state of these, and return a copy with findings about them and missing answers.
+        """Ask the nodes with cards for the state of these, and return a copy with findings about them.
 
-        Returns itself if no node has cards. made: the plan, whose shared devices are no error; None: there is none.
+        A node that gives no answer gets an error in the column "health", and is added to `failed`. Returns itself if no node
+        has cards. made: the plan, whose shared devices are no error; None: there is none.
         """
         nodes = nodes_to_ask(self.cluster, self.facts)
         if not nodes:
@@ -78,7 +79,7 @@ class Examined:
         raise_all(raised)
 
     def warn(self, caller: Caller) -> None:
-        """Print each warning once, with the names of all nodes that have it."""
+        """Print each finding of the level "warn" once, with the folded names of all nodes that have it."""
         warnings = [finding for finding in self.findings if finding.level == "warn"]
         alike = grouped(((one.column, one.text, one.fix), one.node) for one in warnings)
         for (column, text, fix), nodes in alike.items():
@@ -87,8 +88,9 @@ class Examined:
     def leave_out_bad(self, caller: Caller, most: int = 0, least: int = 1, first: str = "") -> Examined:
         """Return a copy with the nodes without errors, numbered anew; print a warning for each other node, which is left out.
 
-        most: keep at most so many, and raise if fewer are left; 0: all. first: the host that becomes node 0, "" for the first
-        good one. Raises the errors of all nodes if fewer than `least` or `most` are left, or if `first` is not good.
+        most: keep at most so many, and raise if fewer are left; 0: all. first: name or address of the host that becomes node 0,
+        "" for the first good one. If fewer than `least` or `most` are left, or `first` is not good: raises the errors of all
+        nodes, if there are any, after a warning about that.
         """
         hosts, wrong = self.cluster.hosts, errors(self.findings)
         bad = set(self.failed) | {finding.node for finding in wrong}
@@ -112,7 +114,10 @@ class Examined:
         return Examined(replace(self.cluster, hosts=kept), facts, findings, {})
 
     def rows(self) -> list[dict[str, Any]]:
-        """Build the rows of the check matrix, of a table or JSON: for each node its name, and {column: level, text, fix}."""
+        """Build a row of the check matrix for each node: {"node": its name, "findings": {column: {"level", "text", "fix"}}}.
+
+        An error has the level "bad". A column has the worst findings of the node in it.
+        """
         rows = []
         for host in self.cluster.hosts:
             found = {
@@ -134,8 +139,9 @@ def examine(
 ) -> Examined:
     """Open the fleet, probe each node, and check the answers. Errors of single nodes are in the result, and not raised.
 
-    request: what else to ask, of all nodes or by host. ports: also check the ports. ping: run the command ping for each node at
-    the same time, for nodes that do not answer. container: of the job.
+    request: what else to ask, of all nodes or by host. ports: also check the ports. ping: also run the command ping for each
+    node, unless the check "ping" is off; it explains why a node does not answer, and is waited for up to 3 s only if one does
+    not. container: of the job.
     """
     cluster = fleet.cluster
     pings: dict[int, bool | None] = {}
@@ -177,7 +183,8 @@ def for_mpi(cluster: Cluster, host: Host, passed: Mapping[str, str]) -> ProbeWan
 def probe(fleet: Fleet, request: Wanted, container: ContainerSettings = NO_CONTAINER) -> Gathered[ProbeAnswer]:
     """Send the probe to all hosts at once, and for a job in containers a second request for the runtime and the image.
 
-    request: what else to ask. Returns the answers, and the errors of nodes.
+    request: what else to ask, of all nodes or by host. Returns {node: answer}, in which the second answer is "container", and
+    {node: error} of the nodes where one of the two requests has failed.
     """
     gathered = fleet.ask({host.index: _probe_request(fleet.cluster, host, request) for host in fleet.cluster.hosts})
     if not container:
@@ -189,16 +196,19 @@ def probe(fleet: Fleet, request: Wanted, container: ContainerSettings = NO_CONTA
 
 
 def _probe_request(cluster: Cluster, host: Host, request: Wanted) -> Request[ProbeAnswer]:
-    """Build the probe request for a host, of the kind for `check`, for `run`, or neither."""
+    """Build the probe request for a host.
+
+    It is that of `check` if `request` asks for "job", else that of `run` if it asks for "earlier", else the usual one.
+    """
     wanted = request(host) if callable(request) else request
     kind = PROBE_FOR_CHECK if "job" in wanted else PROBE_FOR_RUN if "earlier" in wanted else PROBE
     return kind({**probe_request(cluster, host), **wanted})
 
 
 def _ping_hosts(cluster: Cluster, into: dict[int, bool | None]) -> None:
-    """Ping all hosts but this machine and those behind a gateway, and put {node: answer} into `into`; None: not measured.
+    """Ping all hosts at once, within CONNECT_TIMEOUT, and put {node: whether it answers, None: not measured} into `into`.
 
-    A host whose settings cannot be read is left out.
+    This machine is left out, and hosts behind a gateway or ProxyCommand, or whose SSH settings cannot be read.
     """
     targets = {}
     for host in cluster.hosts:

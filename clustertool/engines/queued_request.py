@@ -22,7 +22,7 @@ _COMMAND = 200  # characters of a command that are shown
 
 
 def refuse_options(request: RunRequest) -> None:
-    """Raise UsageError for --resume, --wait and --skip-bad, which have no meaning for a job that waits in a queue."""
+    """Raise UsageError for --resume (not --resume none), --wait or --skip-bad, which have no meaning for a queued job."""
     wish = request.wish
     options = (("--resume", wish.resume not in ("", FRESH)), ("--wait", wish.wait), ("--skip-bad", wish.skip_bad))
     for option, given in options:
@@ -37,7 +37,10 @@ def refuse_lease(spec: JobSpec, fix: str) -> None:
 
 
 def typed_settings(request: RunRequest) -> dict[str, object]:
-    """Return the settings of the engine that the command line sets; a single number of --nnodes counts as `nodes`."""
+    """Return {setting: value} of the engine's settings on the command line; one number in --nnodes is the setting `nodes`.
+
+    A range MIN:MAX is no setting.
+    """
     typed = dict(request.wish.settings)
     if request.options.nnodes and not is_range(request.options.nnodes):
         typed["nodes"] = request.options.nnodes
@@ -79,9 +82,10 @@ class ExpectedNodes:
 
 
 def expected_plan(request: RunRequest, nodes: ExpectedNodes, identity: Identity) -> Plan:
-    """Plan a job for nodes that are not chosen yet, with placeholders for their facts. Raises UsageError, DataError.
+    """Plan a job, whose spec is known, for nodes that are not chosen yet, with placeholders for their facts.
 
-    Without known GPUs the number of ranks per node that follows from them (nproc_of) is left out.
+    Raises the errors of make_plan(). Without known GPUs the number of ranks per node that follows from them (nproc_of) is left
+    out.
     """
     assert request.spec is not None
     cluster = replace(request.cluster, hosts=nodes.hosts)

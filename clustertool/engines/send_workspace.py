@@ -21,9 +21,10 @@ from clustertool.model.planning.shards import refuse_links
 
 
 def portions(workspace: Workspace, cluster: Cluster, facts: ByNode, spec: JobSpec | None) -> Portions:
-    """Compute which files each node gets.
+    """Return {node: the portion of the workspace that it gets}.
 
-    spec: the job; with only_where_read a node gets only its shards; None: all get all.
+    spec: the job. If that has only_where_read, a node gets of the shards only those that it, or a node with the same ROOT_DIR,
+    reads; otherwise, and for None, all nodes get all files. Raises DataError for a shard that is a link.
     """
     reads = None
     if spec is not None and spec.only_where_read:
@@ -36,7 +37,7 @@ def portions(workspace: Workspace, cluster: Cluster, facts: ByNode, spec: JobSpe
 def disk_needs(
     workspace: Workspace, cluster: Cluster, facts: ByNode, spec: JobSpec | None, copies: int = 2
 ) -> dict[int, int]:
-    """Compute the bytes of disk that each node needs: `copies` times its files, and once more with rsync (the staging folder).
+    """Return {node: the bytes of disk that it needs}: `copies` times its files, and once more with rsync (the staging folder).
 
     {} if shards are sent only where they are read, and a node has not answered: the portions depend on all.
     """
@@ -53,9 +54,9 @@ def send(
 ) -> Dispatched:
     """Send each node its portion of a workspace, and show the progress.
 
-    Errors of single nodes are in the result, and not raised. Prints a warning for each node that received the files from this
-    machine because it could not connect to another node. since: where the shown seconds begin, by time.monotonic(); None for
-    now.
+    Errors of single nodes are in the result (`failed`), and not raised. Prints how many nodes share ROOT_DIR, and a warning for
+    each node that received the files from this machine because it could not connect to another node. since: where the shown
+    seconds begin, by time.monotonic(); None for now.
     """
     _note_shared(caller, facts)
     with caller.dispatching([host.name for host in fleet.cluster.hosts if host.index in facts], since) as progress:
@@ -77,7 +78,8 @@ def send_as_found(
 ) -> tuple[Dispatched, Workspace]:
     """Send the workspace. If a file changes while it is read, warn, read the workspace again, and send that once.
 
-    Returns what was sent, and the workspace as it was read last. Raises errors that make it unreadable.
+    shares_of: computes the portions of a workspace. Returns the result of the last dispatch, with the errors of single nodes,
+    and the workspace as it was read last. Raises errors that make it unreadable, and WorkspaceChanged if it changes again.
     """
     try:
         done = send(caller, fleet, workspace, shares_of(workspace), facts, since)

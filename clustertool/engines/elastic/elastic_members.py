@@ -131,7 +131,7 @@ def code_request() -> Request[Answer]:
 
 
 def reported_error(report: JoinReportLine, node: str) -> ClustertoolError:
-    """Build the error of an error report of a node that joins. node: the name of the node that the error names."""
+    """Build the error that a node that joins has reported, of the same kind and code. node: the name in the error."""
     fields = {name: report.get(name, "") for name in ("kind", "what", "fix")}
     return read_error({**fields, "node": node, "code": report.get("code")})
 
@@ -178,7 +178,10 @@ class MemberStart:
         self._closed = True
 
     def _send_join_files(self) -> Gathered[JoinAnswer]:
-        """Send each node its join file, and to the nodes that need it the code of the process. Return answers and errors."""
+        """Send each node its join file; send the code of the process, and the file again, to the nodes that ask for it.
+
+        Returns {node: the last answer} and {node: error}.
+        """
         wanted = {node: join_request(file) for node, file in self._files.items()}
         gathered = self._fleet.ask(wanted, _ANSWER)
         needy = [node for node, answer in gathered.ok.items() if answer["state"] == _NEEDS_CODE]
@@ -220,9 +223,10 @@ class MemberStart:
         in_background(read)
 
     def _wait_for_first_epoch(self) -> None:
-        """Handle the reports of nodes until the coordinator's node has begun the first epoch.
+        """Handle the reports of nodes until node 0, the coordinator's, has begun the first epoch. There is no time limit.
 
-        Raises the errors that prevent that.
+        A node that fails is left out (_handle_failure). Raises its errors if node 0 fails or too few nodes are left, and what
+        the caller's check raises.
         """
         errors: dict[int, list[ClustertoolError]] = {}
         while True:
@@ -242,16 +246,19 @@ class MemberStart:
                 self._show_report(node, report)
 
     def _handle_failure(self, node: int, errors: list[ClustertoolError]) -> None:
-        """Leave a node out, with its first error as a warning. Raises its errors if it is the coordinator's node.
+        """Go on without a node, with its first error as a warning.
 
-        Raises its first error if fewer nodes are left than the job needs.
+        Raises all its errors together if it is the coordinator's node, and the first one if too few nodes are left.
         """
         if node == 0:
             raise_all(errors)
         self._leave_out(node, errors[0])
 
     def _show_report(self, node: int, report: JoinReportLine) -> None:
-        """Print a node's warning, and how many nodes are present, by a report of the coordinator, if the number has changed."""
+        """Print the warning in a node's report; of the coordinator's report also how many nodes are present, of how many.
+
+        The number is printed only if nodes are missing, and it has changed. Other reports are ignored.
+        """
         if report["type"] == "warning":
             self._caller.warn(report.get("what", ""))
         elif report["type"] == "waiting" and node == 0:
@@ -263,7 +270,10 @@ class MemberStart:
     # -- the end of a start that has failed --
 
     def _undo(self) -> bool:
-        """End the processes that join on all nodes, and print where that failed. Return whether it failed on none."""
+        """End the processes that join on all nodes, and print where that failed; return whether it failed on none.
+
+        Only Unreachable and PreflightError count as failures. No interrupt ends it.
+        """
         ends = dict.fromkeys(self._files, END_JOIN({"job": self._job, "seconds": 0.0}))
         gathered = self._fleet.ask(ends, _END, patient=True)
         kinds = (Unreachable, PreflightError)
@@ -320,8 +330,8 @@ class Growth:
     def start_again(self, node: int) -> bool:
         """Start the process of a node again that does not take part in the job, and return whether it was started.
 
-        Its agent must be open. False also for the node that has coordinated a job without a store: the job ends with it. Raises
-        ClustertoolError.
+        Its agent must be open. False if its process runs already, it was released by `shrink`, or it has coordinated a job
+        without a store, which ends with it. Raises the errors of common_file() and join_node().
         """
         common = common_file(self._fleet, self._job)
         if node == common.coordinator.member and not common.job.elastic.server.present:
@@ -333,7 +343,10 @@ class Growth:
         return next((known for known in self._fleet.cluster.hosts if known.entry == host.entry), None)
 
     def _free_number(self) -> int:
-        """Return the lowest number above those of all nodes that the job has had, by the records of the nodes that answer."""
+        """Return the number for the next new node: the highest count of nodes in the fleet and in the job's records.
+
+        The records are those of the nodes that answer; with errors of other nodes it goes on.
+        """
         request = LIST_JOBS({"job": self._job, "exact": True})
         answers = self._fleet.ask(dict.fromkeys(self._fleet.agents, request), _ANSWER).ok.values()
         listed = [one for answer in answers for one in answer["jobs"]]
@@ -342,8 +355,8 @@ class Growth:
     def _join(self, fleet: Fleet, host: Host, common: JoinFile, first: int) -> str:
         """Start a process on a host, and wait up to 60 s until it has joined; return what the host does now, as a text.
 
-        first: the number of the first new host. A host on which the process runs already is not started. Raises what it reports
-        as an error, and NotFound if the job has ended.
+        first: the number of the first new host. A host on which the process runs already is not started. After 60 s the text is
+        that it has not reached the coordinator so far. Raises the errors that it reports, and NotFound if the job has ended.
         """
         known = self._find_node(host)
         number = known.index if known is not None else first + host.index
@@ -377,7 +390,8 @@ class Growth:
 def common_file(fleet: Fleet, job: str) -> JoinFile:
     """Read the join file of an elastic job, which has the job's key, from the first node that gives it.
 
-    Raises UsageError if another version of the tool has started the job, NotFound if no node gives it.
+    Nodes are asked in the order of their numbers. Raises UsageError if another version of the tool has started the job,
+    NotFound, with the last node's error, if no node gives it.
     """
     why = ""
     for node in sorted(fleet.agents):
@@ -396,7 +410,8 @@ def common_file(fleet: Fleet, job: str) -> JoinFile:
 def _request_join_file(fleet: Fleet, node: int, job: str) -> bytes:
     """Request the join file of a job from one of its nodes, part by part, and return its content.
 
-    Raises NotFound, Unreachable, and PreflightError for a damaged or too large file.
+    Raises NotFound if the node does not have it, Unreachable, and PreflightError for a file that is damaged or has more than 64
+    MiB.
     """
     data = b""
     while len(data) <= _LARGEST:
@@ -414,7 +429,8 @@ def join_node(fleet: Fleet, node: int, common: JoinFile, index: int, again: bool
     """Probe a node, and start a process there that joins the running job; send its code first if the node needs it.
 
     node: its number in the fleet. index: its number in the job. new: it has never been a node of the job. again: also if it was
-    released by `shrink`. Returns the state in the node's answer (agent_answers.JoinAnswer). Raises PreflightError, Unreachable.
+    released by `shrink`. Returns "started", "runs already", or "left" if it was released or the job has ended there. Raises the
+    node's error, or Unreachable.
     """
     host, job = fleet.cluster.hosts[node], common.identity.job_id
     facts = read_facts(node, fleet.ask_one(node, PROBE(probe_request(fleet.cluster, host)), _ANSWER))

@@ -14,7 +14,7 @@ from clustertool.model.quantities import count
 
 
 def refuse_unfit(request: RunRequest) -> None:
-    """Raise UsageError for fewer hosts than the job needs, and for what refuse_fixed() refuses."""
+    """Raise UsageError for what refuse_fixed() refuses, and if the cluster has fewer hosts than the job's minimum."""
     refuse_fixed(request)
     assert request.spec is not None
     elastic, there = request.spec.elastic, len(request.cluster.hosts)
@@ -25,7 +25,10 @@ def refuse_unfit(request: RunRequest) -> None:
 
 
 def refuse_fixed(request: RunRequest) -> None:
-    """Raise UsageError for options that do not fit a plan made again at each epoch, such as --wait or --devices auto."""
+    """Raise UsageError for the first option that does not fit a plan made again at each epoch.
+
+    These are --wait, --keep, --devices auto, --only-where-read, and a list of endpoints of trainers or pservers.
+    """
     spec, wish = request.spec, request.wish
     assert spec is not None
     elastic = spec.elastic
@@ -43,7 +46,10 @@ def refuse_fixed(request: RunRequest) -> None:
 
 
 def first_hosts(cluster: Cluster, elastic: ElasticSettings) -> Cluster:
-    """Return the cluster with the hosts of the first epoch, numbered anew: COORDINATOR and the next ones, at most `maximum`."""
+    """Return the cluster with the hosts of the first epoch, at most `maximum`, numbered anew.
+
+    They are the first ones in the order of HOSTS, with COORDINATOR (a name or address) before all others, if it is one of them.
+    """
     hosts = cluster.hosts
     chief = next((host for host in hosts if elastic.coordinator in (host.name, host.host, host.address)), None)
     first = sorted(hosts, key=lambda host: host is not chief) if elastic.coordinator else list(hosts)

@@ -28,7 +28,7 @@ def allocation_here(slurm: SlurmHost, facts: Facts) -> ShellAllocation | None:
     """Return the allocation of the shell in which this command was typed, with the number of its nodes; None without one.
 
     Returns None also if the login host is another machine, or has another user. facts: of the login host. Raises NotFound for
-    an allocation that has ended, PreflightError.
+    an allocation that does not run, PreflightError if Slurm does not answer.
     """
     found = shell_allocation(os.environ)
     if found is None or facts.machine != this_machine.machine() or facts.user != this_machine.user():
@@ -75,7 +75,10 @@ class AllocationStep:
             pause(caller, _POLL)
 
     def _refusal(self, slurm: SlurmHost) -> PreflightError:
-        """Build the error for a srun that has ended before a node has joined: its messages, and the jobs in the allocation."""
+        """Build the error for a srun that has ended before a node has joined, with its messages or its exit code.
+
+        The messages have at most 300 characters. The fix names the jobs that run in the allocation, if there are any.
+        """
         text = (self._folder / STEP_OUTPUT).read_text("utf-8", "replace")
         lines = [line.partition(": error: ")[2] or line for line in text.splitlines() if line.strip()]
         wrong = [line for line in lines if not line.startswith("srun: ")]  # else it is no error
@@ -86,7 +89,10 @@ class AllocationStep:
         return PreflightError(f"srun: {what}", fix, slurm.name)
 
     def end(self, slurm: SlurmHost) -> None:
-        """Send TERM to srun, and KILL 5 s later, and cancel the step, which goes on without srun. Raises ClustertoolError."""
+        """Send TERM to srun, and KILL if it has not ended 5 s later; then cancel the job's step, which goes on without srun.
+
+        Raises ClustertoolError if Slurm does not answer.
+        """
         for signal in (self._process.terminate, self._process.kill):
             signal()
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -97,5 +103,5 @@ class AllocationStep:
                 slurm.run("scancel", step.number)
 
     def _steps(self, slurm: SlurmHost) -> list[SlurmJob]:
-        """Ask Slurm for the steps of the allocation."""
+        """Ask Slurm for the steps that run in the allocation. Raises PreflightError if it does not answer."""
         return [step for step in slurm.steps() if str(step.id) == self._allocation.job]

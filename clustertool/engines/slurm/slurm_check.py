@@ -37,9 +37,9 @@ print(sys.version_info >= (3, 8), sys.version.split()[0], found, os.uname().node
 
 
 def check_login_host(fleet: Fleet, wanted: ProbeWanted) -> Examined:
-    """Probe the login host, and return its facts and the findings in the columns of a host without ranks.
+    """Probe the login host, and return its facts, with the findings about ssh, python, root, disk and rsync only.
 
-    fleet: of the login host alone.
+    fleet: of the login host alone. An error of the connection is in the result, and not raised.
     """
     examined = preflight.examine(fleet, wanted, ports=False, ping=False)
     return replace(examined, findings=tuple(one for one in examined.findings if one.column in _COLUMNS))
@@ -48,7 +48,8 @@ def check_login_host(fleet: Fleet, wanted: ProbeWanted) -> Examined:
 def check_queue(slurm: SlurmHost, settings: SlurmSettings, folder: str) -> Iterator[Finding]:
     """Test a submission with these settings (sbatch --test-only) and the limits of partitions, and yield one finding.
 
-    folder: any one on the login host.
+    It is an error if sbatch refuses it or a limit is exceeded, a warning for one CPU on each node, else "ok". folder: any one
+    on the login host. Raises PreflightError if there is no sbatch, or the partitions cannot be listed.
     """
     options = sbatch_options(settings, SubmitOrder("check", folder, ""))
     correct = "correct SLURM in conf.py, or the options; sinfo lists partitions"
@@ -68,14 +69,17 @@ def check_queue(slurm: SlurmHost, settings: SlurmSettings, folder: str) -> Itera
 
 
 def check_grace(slurm: SlurmHost, cluster: Cluster) -> Iterator[Finding]:
-    """Yield a warning if the grace that conf.py sets is not shorter than Slurm's KillWait."""
+    """Yield a warning if the grace that conf.py sets is not shorter than Slurm's KillWait; nothing if it sets none."""
     warning = grace_warning(cluster.grace, kill_wait(slurm.config())) if cluster.grace_given else ""
     if warning:
         yield Finding(0, "queue", "warn", "KillWait", warning)
 
 
 def check_allocation(allocation: ShellAllocation, settings: SlurmSettings) -> Iterator[Finding]:
-    """Yield one finding: whether the allocation of this shell is large enough for a job with these settings."""
+    """Yield one finding: an error if the allocation of this shell is too small for a job with these settings, else "ok".
+
+    It is a warning if ranks share processors there.
+    """
     try:
         warning = allocation.cpus_warning(allocation.step(settings), 0)
     except UsageError as error:
@@ -88,10 +92,11 @@ def check_allocation(allocation: ShellAllocation, settings: SlurmSettings) -> It
 def check_compute_nodes(
     fleet: Fleet, slurm: SlurmHost, settings: SlurmSettings, facts: Facts, allocation: ShellAllocation | None
 ) -> Examined:
-    """Run a probe on nodes by srun: whether ROOT_DIR is that of the login host, and whether the version of Python is enough.
+    """Run a probe on nodes by srun, and return two findings for each: whether it shares ROOT_DIR, and about its Python.
 
-    The nodes become hosts after the login host. allocation: that of this shell, in which srun then runs. Makes a folder of a
-    submission, and removes it. Raises PreflightError if no node answers within 30 s.
+    The nodes become hosts after the login host, whose facts are the only ones in the result. allocation: that of this shell, in
+    which srun then runs; None: on nodes of its own. Makes a folder of a submission, and removes it. Raises PreflightError if no
+    node answers within 30 s.
     """
     token = f"check-{secrets.token_hex(8)}"
     texts = dict.fromkeys(("name", "asked", "command", "mode", "owner", "release", "slurm_id"), "")
@@ -127,9 +132,10 @@ def _options_in_allocation(allocation: ShellAllocation, settings: SlurmSettings)
 
 
 def _run_probe(slurm: SlurmHost, options: list[str], python: str, path: str) -> list[list[str]]:
-    """Run the probe on the nodes by srun, and return the four fields of each line that they print. Raises PreflightError.
+    """Run the probe on the nodes by srun, and return the four fields of each line that they print.
 
-    path: of a file that is there if the nodes share ROOT_DIR.
+    Fields: "True" if Python is new enough, else "False", its version, "shared" if the file `path` is there, else "other", and
+    the name of the node. Raises PreflightError if srun fails, as after 30 s without free nodes, or no such line is printed.
     """
     argv = ["srun", *options, f"--immediate={_PATIENCE}", "--chdir=/", "--cpu-bind=none", "--mpi=none", python]
     answer = slurm.run(*argv, "-ESs", "-c", _PROBE, path, env={})

@@ -121,9 +121,10 @@ class SlurmEngine(Engine):
         return shared
 
     def fleet_of_job(self, job: str) -> Fleet:
-        """Return a fleet of a running job's nodes, not yet open, whose connections are steps of srun.
+        """Return a fleet of a running job's nodes, not yet open, whose connections are steps of srun; __exit__() closes it.
 
-        Raises NotFound, PreflightError.
+        Raises NotFound if the job does not run, PreflightError if Slurm does not answer. A node whose records could not be
+        read, or that is not in the allocation, fails when the fleet is opened.
         """
         slurm, login = self.slurm, self.login
         cluster, absent = self.fleet.cluster, dict(self.fleet.failed)  # of the job; _summaries() opens the fleet of all
@@ -147,7 +148,8 @@ class SlurmEngine(Engine):
     def check(self, settings: Mapping[str, object], deep: bool) -> Examined:
         """Check the login host, and whether Slurm would take a job with these settings, or this shell's allocation suffices.
 
-        deep: if that is right, also run a probe on nodes (check_compute_nodes). Raises the errors of the login host.
+        deep: if there is no error, also run a probe on nodes (check_compute_nodes). Raises UsageError for wrong settings, the
+        errors of the login host, NotFound if the allocation does not run, PreflightError if Slurm does not answer.
         """
         from_all = read_settings(self.fleet.cluster.settings, None, settings, self.fleet.cluster.where)
         login, slurm = self.login, self.slurm
@@ -179,7 +181,7 @@ class SlurmEngine(Engine):
         return self._describe(slurm, slurm.submissions(), known)
 
     def earlier(self, asked: str) -> tuple[dict[int, JobsAnswer], dict[str, Description]]:
-        """Return the answers of the agents about jobs that the id `asked` can mean, and the descriptions of these jobs.
+        """Return {node: answer} of the agents about jobs that the id `asked` can mean, and {job: description} of these jobs.
 
         Raises errors that keep the records of a node from being read, PreflightError if Slurm does not answer.
         """
@@ -195,9 +197,11 @@ class SlurmEngine(Engine):
     def _describe(
         self, slurm: SlurmHost, submissions: Mapping[str, SubmittedJob], known: Mapping[int, JobsAnswer]
     ) -> dict[str, Description]:
-        """Describe these submissions, and the jobs of the records (see describe).
+        """Return {job: description} of these submissions, of the jobs in `known`, and of those that were submitted by hand.
 
-        Ends are kept in `_over`: they are not asked again.
+        Of a submission count, in this order: its job in the queue, an outcome of its records but LOST, an end in `_over`, and
+        what Slurm answers about it (_describe_gone), which is kept in `_over` if it is an end. Of another job: the queue, its
+        records, and its end in Slurm. Without records, Slurm is asked for the reason of 8 ends at most.
         """
         jobs = _list_queue(slurm, submissions, "--states=all")
         queue = {job.number: job for job in jobs if job.state not in ENDED}
@@ -243,7 +247,10 @@ class SlurmEngine(Engine):
         return found
 
     def _with_cause(self, slurm: SlurmHost, job: str, ended: Description) -> Description:
-        """Return the description with the last message and the exit code of the tasks, if the job's output has one."""
+        """Return the description with `cause`: message and highest exit code in the output of the job's start.
+
+        None if the output has no exit code other than 0.
+        """
         _, output = slurm.step_output(job, self._outputs.get(job, ""))
         return replace(ended, cause=(output.reason, output.code) if output.code else None)
 
@@ -271,15 +278,16 @@ class SlurmEngine(Engine):
     # -- the end of a job
 
     def cancel(self, job: str, how: StopHow) -> Answers:
-        """Take a job out of the queue, or stop it on its nodes, and wait until Slurm has it no more. Remove its submission.
+        """Take a job out of the queue, or stop it on its nodes; wait until Slurm has it no more, and remove its submission.
 
-        Returns the answers of the nodes, and what their records prove. Raises Survivors if the job stays in the queue,
-        PreflightError.
+        Of a job with records only the bundle of the submission is removed. Returns {name of a node: its answer, else what its
+        records prove}. Raises Survivors if the job is still in the queue at the end of the wait, PreflightError if Slurm
+        refuses the end or does not answer. No interrupt ends it.
         """
         return self._cancel(job, how, self.caller.note, _CHANNELS)
 
     def cancel_all(self, jobs: Collection[str], how: StopHow) -> dict[str, Answers | ClustertoolError]:
-        """Cancel several jobs, four at a time, and map each to its answers or its error."""
+        """Cancel several jobs, four at a time, and map each to what cancel() returns, or to its error."""
         names, notes = list(jobs), SimpleQueue[str]()
 
         def show_notes() -> None:
@@ -315,7 +323,7 @@ class SlurmEngine(Engine):
         return {**recorded, **answers}
 
     def join_log(self, job: str) -> tuple[str, Sequence[str]]:
-        """Return the path of the output of the job's start, with the host, and its last lines."""
+        """Return the path of the output of the job's start with the host, "PATH on HOST", and its last 10 different lines."""
         path, output = self.slurm.step_output(job, self._outputs.get(job, ""))
         return f"{path} on {self.slurm.name}", output.lines
 
@@ -345,7 +353,10 @@ class SlurmEngine(Engine):
             slurm.withdraw(job)
 
     def _find_in_queue(self, slurm: SlurmHost, job: str) -> SlurmJob | None:
-        """Find a job in the queue, by its comment or by the number in its submission; None if it is not there."""
+        """Find a job in the queue, the first with its id in the comment or with the number of its submission; None without one.
+
+        For a submission that is a step, the steps are searched, too.
+        """
         about = {name: found for name, found in slurm.submissions().items() if name == job}
         numbers = {found["slurm_id"] for found in about.values()}
         queue = _list_queue(slurm, about)
@@ -371,7 +382,7 @@ class SlurmEngine(Engine):
     def _poll_queue(
         self, slurm: SlurmHost, job: SlurmJob, true: Callable[[SlurmJob], bool], seconds: float
     ) -> SlurmJob | None:
-        """Poll the queue until `true` holds for the job, or these seconds are over. Return the job as it is then.
+        """Poll the queue every 0.3 s until `true` holds for the job, or these seconds are over; return the job as it is then.
 
         Returns None as soon as it is not in the queue.
         """
@@ -387,7 +398,8 @@ class SlurmEngine(Engine):
     ) -> dict[str, StopAnswer]:
         """Stop a job by agents on its nodes, and return {name of a node: its answer}, without nodes that gave no answer.
 
-        If no node can be reached, Slurm sends TERM or KILL. note: shows a message about that. channels: nodes at a time.
+        If no node can be reached, `note` shows why, and scancel sends TERM, or with `force` cancels the job. The same without a
+        message if the job is COMPLETING, or no node has a record. channels: how many nodes are asked at a time.
         """
         places = self._hosts_of_job(queued, job) if queued.state != COMPLETING else {}
         gathered = each(
@@ -417,9 +429,10 @@ class SlurmEngine(Engine):
         return found
 
     def _stop_on(self, host: Host, slurm: SlurmHost, number: int, job: str, how: StopHow) -> StopAnswer | None:
-        """Open an agent on a node by a step of srun, stop the job there, and return the answer. Raises if there is no channel.
+        """Open an agent on a node by a step of srun, stop the job there, and return the answer.
 
-        Returns None if the channel is lost after the request: Slurm ends all steps of a job when the job's own one has ended.
+        Raises the error of the channel if the agent cannot be opened. Returns None if the channel is lost after the request:
+        Slurm ends all steps of a job when the job's own one has ended.
         """
         link = SrunLink(self.login.agents[0].link, slurm.path("srun"), number, host.host)
         try:
@@ -460,9 +473,10 @@ def _name_in_job(part: JobSummary) -> str:
 
 
 def _nodes_of(queued: SlurmJob, summaries: Mapping[int, JobSummary]) -> dict[int, str]:
-    """Map the numbers of a job's nodes to their names in Slurm, by the records, else in the order of the allocation.
+    """Map the numbers of a job's nodes to their names in Slurm, by the records if these name all nodes of the allocation.
 
-    Nodes that are not in the allocation any more are left out: failed ones of an elastic job.
+    Otherwise the nodes of the allocation are numbered in its order. Nodes that are not in it any more are left out: failed ones
+    of an elastic job.
     """
     names = queued.node_names
     known = {node: _name_in_job(part) for node, part in summaries.items()}
@@ -484,7 +498,10 @@ def _title(job: SlurmJob) -> str:
 
 
 def _describe_slurm_job(job: SlurmJob, about: SubmittedJob | None = None) -> Description:
-    """Describe a job that Slurm has, by its state there, and by its submission, if there is one."""
+    """Describe a job that Slurm has by its state there: ENDED, QUEUED, or else RUNNING, with `ending` if it is COMPLETING.
+
+    about: its submission, from which name and number of nodes are then; without one they are Slurm's.
+    """
     if job.state in ENDED:
         found = Description(EngineState.ENDED, _end_text(job), job.ended or 0.0, created=job.submitted or 0.0)
     elif job.state in _QUEUED:
@@ -510,7 +527,7 @@ def _end_text(job: SlurmJob) -> str:
 
 
 def _describe_records(part: NodePart) -> Description:
-    """Describe a job that Slurm does not have, by its records: ENDED if they have an outcome other than LOST, else UNKNOWN."""
+    """Describe a job that Slurm does not have by its records: ENDED if they have an outcome other than LOST, else UNKNOWN."""
     if part.state in OUTCOMES and part.state is not JobState.LOST:
         return Description(EngineState.ENDED, part.reason, part.ended)
     return Description(EngineState.UNKNOWN, part.reason or "Slurm does not have it")

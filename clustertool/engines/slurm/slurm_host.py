@@ -51,10 +51,11 @@ class SlurmHost:
         return SlurmHost(self._fleet, self._note)
 
     def run(self, *argv: str, env: Mapping[str, str] = TIME_FORMAT, login: bool = False) -> ProgramAnswer:
-        """Run a program of Slurm on the login host, and return its answer, also where it fails.
+        """Run a program of Slurm on the login host, and return its answer, also if it fails or gives none within 60 s.
 
-        login: in the environment of a login shell, which sbatch passes on to the job; on the user's own machine in that of the
-        shell. Raises PreflightError if there is no such program, Unreachable, and what check() raises.
+        env: variables that are set for it. login: in the environment of a login shell, which sbatch passes on to the job; on
+        the user's own machine in that of the shell. Raises PreflightError if there is no such program, Unreachable, and what
+        check() raises.
         """
         answer = self._run_program(*argv, env=env, login=login)
         if not answer["path"]:
@@ -122,7 +123,7 @@ class SlurmHost:
         return slurm_answers.read_steps(self.output(*slurm_answers.QUEUE), steps)
 
     def config(self) -> str:
-        """Return the text of `scontrol show config`, "" if it fails."""
+        """Return the text of `scontrol show config`, "" if that fails. Raises PreflightError if there is no scontrol."""
         answer = self.run(*CONFIG)
         return answer["stdout"] if answer["code"] == 0 else ""
 
@@ -153,12 +154,15 @@ class SlurmHost:
     def create_folder(self, about: SubmittedJob, files: dict[str, str]) -> None:
         """Create the folder of a submission on the login host. files: {name: base64}.
 
-        Raises UsageError if it exists, PreflightError.
+        Raises UsageError if it exists, PreflightError if it cannot be written.
         """
         self._ask(messages.SUBMIT({"about": about, "files": files}), self._check)
 
     def record_number(self, job: str, number: str) -> None:
-        """Record the number that Slurm has given to a submitted job. Raises NotFound, PreflightError."""
+        """Record the number that Slurm has given to a submitted job in its folder.
+
+        Raises NotFound if there is no such submission, PreflightError if it cannot be written.
+        """
         self._ask(messages.SUBMITTED({"job": job, "slurm_id": number}), self._check)
 
     def submissions(self) -> dict[str, SubmittedJob]:
@@ -167,10 +171,9 @@ class SlurmHost:
         return {about["job"]: about for about in found}
 
     def step_output(self, job: str, path: str = "") -> tuple[str, StepOutput]:
-        """Read the output of a submitted job's start.
+        """Read the output of a submitted job's start; return the path of the file, and its last lines with the exit code.
 
-        Return the path of the file, and its last lines with the highest exit code. path: of the output of a job that was
-        submitted by hand.
+        The exit code is the highest of a task, 0 without one. path: of the output of a job that was submitted by hand.
         """
         found = self._fleet.ask_one(0, messages.SUBMISSION_OUTPUT({"job": job, "path": path}))
         return found["path"], slurm_answers.read_output(found["text"])
@@ -181,7 +184,7 @@ class SlurmHost:
 
 
 def message(answer: ProgramAnswer) -> str:
-    """Return the messages in the stderr of a program of Slurm, else its exit code; or that it gave no answer."""
+    """Return that a program of Slurm gave no answer for 60 s (code -1), else the messages in its stderr, else its exit code."""
     if answer["code"] == -1:
         return f"no answer for {_SECONDS:g} s"
     lines = (line.strip() for line in answer["stderr"].splitlines())

@@ -67,7 +67,8 @@ class SlurmStart(Starter):
         """Check the options, the login host and the settings, complete the request, and build the script. Nothing is submitted.
 
         The job gets its id, the grace that KillWait allows, and the allocation of this shell, if the command is typed in one.
-        With --dry the submission has a plan with placeholders for the nodes.
+        With --dry the submission has a plan with placeholders for the nodes, else none. Raises UsageError for options that do
+        not fit or a too small allocation, the errors of the settings and of the login host, PreflightError without an answer.
         """
         engine, request = self._slurm_engine, self._request
         queued_request.refuse_options(self._request)
@@ -131,7 +132,8 @@ class SlurmStart(Starter):
     def _read_settings(self) -> SlurmSettings:
         """Read the settings from conf.py, job.toml and the command line, of which later ones have priority.
 
-        Raises UsageError, DataError. The number of nodes of an elastic job is its maximum.
+        Raises ConfigError for conf.py, DataError for job.toml, UsageError for the command line. The number of nodes of an
+        elastic job is its maximum.
         """
         request = self._request
         typed = queued_request.typed_settings(request)
@@ -168,9 +170,10 @@ class SlurmStart(Starter):
         return SubmitOrder(made.job_id, folder, bundle, python, made.name, root_dir, least)
 
     def submit(self, submission: Submission) -> Submitted:
-        """Send the workspace, make the folder of the submission, and start the step or run sbatch.
+        """Send the workspace, make the folder of the submission, and start the step or run sbatch; return the job's id.
 
-        Record the job on this machine. After an error the submission is taken back, and the error raised.
+        Records Slurm's number in the folder, and the job on this machine. If the step or sbatch fails, the submission is taken
+        back, and the error raised.
         """
         engine, request, job = self._slurm_engine, self._request, submission.job_id
         spec = request.spec
@@ -265,8 +268,8 @@ class SlurmStart(Starter):
     def _sbatch(self, slurm: SlurmHost, order: SubmitOrder) -> str:
         """Run sbatch, and return the number of the Slurm job. Raises PreflightError with the reason of a refusal.
 
-        If sbatch gives no number, the job may have been accepted all the same: it is searched for in the queue, and a warning
-        printed if it is there.
+        If sbatch gives no number, the job may have been accepted all the same: if it is in the queue, or comes there within 10
+        s after a sbatch without an answer, prints a warning and returns its number.
         """
         answer = slurm.run(
             *submit_script.submit_command(self._settings, order, posixpath.join(order.folder, SCRIPT)),
@@ -287,7 +290,8 @@ class SlurmStart(Starter):
     def _find_accepted(self, slurm: SlurmHost, job: str, seconds: float) -> SlurmJob | None:
         """Poll the queue, with ended jobs, for these seconds, until it has a Slurm job with our job id in its comment.
 
-        Returns None if it has none then. Raises PreflightError if Slurm does not answer.
+        Polls every second, and at least once. Returns None if it has none then. Raises PreflightError if Slurm does not answer,
+        and what the caller's check raises.
         """
         end = time.monotonic() + seconds
         while True:
@@ -335,9 +339,10 @@ class SlurmStart(Starter):
         )
 
     def export(self, place: Path | None, wish: ExportWish) -> Exported:
-        """Write the script, and the bundle with the workspace, into the new folder `place`. No connection is opened.
+        """Write the script, and the bundle with the workspace, into the new folder `place` (0700), without a connection.
 
-        The nodes find ROOT_DIR themselves. Raises UsageError for options that do not fit, and for too large a workspace.
+        Returns the command that submits them, with a note about the key. The nodes find ROOT_DIR themselves. Raises UsageError
+        for options that do not fit, without a folder or workspace, and for too large a workspace.
         """
         options = (("--native", wish.native), ("--with-secrets", wish.secrets), ("--secrets-to", wish.secrets_place))
         for option in (name for name, given in options if given):
@@ -390,5 +395,5 @@ def nodes_of_slurm(settings: SlurmSettings, login: Facts) -> ExpectedNodes:
 
 
 def _count_gpus(text: str) -> int:
-    """Count the GPUs of a node in a setting: "4", "a100:4", "a100:2,v100:1"."""
+    """Return the sum of the GPUs of a node in a setting: "4", "a100:4", "a100:2,v100:1" (3); 0 for ""."""
     return sum(map(int, re.findall(r"(?:^|[:,])([0-9]+)(?=,|$)", text)))

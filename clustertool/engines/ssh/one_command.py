@@ -54,10 +54,10 @@ class OneCommand:
             self._ask(fleet, start=True)
 
     def _ask(self, fleet: Fleet, start: bool) -> None:
-        """Send the command to the first node.
+        """Send the command to the first node, and return nothing if no other node has it.
 
-        Raises UsageError, with what to type instead, if another node starts it or has started it. start: claim the right to
-        start; else only announce the command.
+        Raises UsageError, with what to type instead, if the answer is that another node starts it or has started it. start:
+        claim the right to start; else only announce the command.
         """
         request: SameCommandRequest = {"command": self.digest, "starter": self.starter, "at": self._at, "start": start}
         answer = fleet.ask_one(0, SAME_COMMAND(request))

@@ -16,11 +16,14 @@ class SshEngine(Engine):
     """The engine of jobs on HOSTS. Nothing waits in a queue: what there is to know of a job, its nodes' records have."""
 
     def open(self, lag: float | None = None, job: str = "", newest: bool = False) -> Fleet:
-        """Connect to all nodes, and return the fleet. lag: see Fleet.open."""
+        """Connect to all hosts of the cluster, and return the fleet.
+
+        lag: see Fleet.open. The other arguments have no effect.
+        """
         return self.fleet.open(lag)
 
     def describe(self, known: Mapping[int, JobsAnswer]) -> dict[str, Description]:
-        """Describe each job of `known` by the records of its nodes."""
+        """Return {job id: description} of the jobs in `known`, by the record that decides the state of each."""
         return {job: _describe_part(part) for job, part in by_records(known).items()}
 
     def cancel(self, job: str, how: StopHow) -> Answers:
@@ -31,8 +34,8 @@ class SshEngine(Engine):
 def _describe_part(part: NodePart) -> Description:
     """Describe a job by the deciding part of its records.
 
-    Returns RUNNING, ENDED with its outcome, or UNKNOWN with a reason. A part that is only placed is UNKNOWN: another command
-    may start it now.
+    Its state is RUNNING, ENDED with reason and time of the end, or UNKNOWN with a reason. A part that is only placed is
+    UNKNOWN: another command may start it now.
     """
     if part.state is JobState.UNKNOWN:
         return Description(EngineState.UNKNOWN, part.reason)

@@ -60,7 +60,8 @@ class SshStart(Starter):
     def prepare(self) -> Submission:
         """Examine the nodes, complete the request, and make the plan.
 
-        --dry changes nothing, and asks no node if no fact is needed. With --wait it waits until the devices are free.
+        --dry changes nothing, and asks no node if no fact is needed, without --skip-bad. With --wait it waits until the devices
+        are free. Raises the errors of all nodes together, those of the plan, and UsageError for what no elastic job can have.
         """
         request = self._request
         wish, spec = request.wish, request.spec
@@ -79,8 +80,8 @@ class SshStart(Starter):
     def submit(self, submission: Submission) -> Submitted:
         """Bring image and workspace to the nodes, and start the plan; make it again if another job took a port or device of it.
 
-        For an elastic job start a process on each node, which makes the plans. Returns the plan that was started, None for an
-        elastic job.
+        For an elastic job start a process on each node, which makes the plans. Returns the job's id with the plan that was
+        started, without one for an elastic job. Raises UsageError if the same command starts from another node.
         """
         assert submission.plan is not None
         made = submission.plan
@@ -111,7 +112,10 @@ class SshStart(Starter):
         return Submission(made.job_id, made, stands=stands)
 
     def _remember(self, made: Plan) -> None:
-        """Record job and cluster on this machine, so that later commands find the job without a conf.py. Warn if that fails."""
+        """Record the job and all hosts of the fleet on this machine, for later commands without a conf.py.
+
+        Prints a warning if that fails.
+        """
         cluster = replace(made.cluster, hosts=self._fleet.cluster.hosts)
         job_places.remember(made.identity, cluster, self._engine.caller.warn)
 
@@ -136,10 +140,11 @@ class SshStart(Starter):
         self._remember(made)
 
     def _examine(self) -> ByNode:
-        """Probe all nodes, and return their facts, after all checks; print warnings, raise the errors of all nodes together.
+        """Probe and check all nodes, print the warnings, and return their facts; raise the errors of all nodes together.
 
-        Leaves out bad nodes with --skip-bad, and for an elastic job. Completes the request: the spec if job.toml is on the
-        nodes, the job id, the job to resume. Announces the command to the first node, except with --dry.
+        With --devices auto the facts have the use of devices. Leaves out bad nodes with --skip-bad, and for an elastic job.
+        Completes the request: the spec if job.toml is on the nodes, the job id, the job to resume. Announces the command to the
+        first node, except with --dry.
         """
         caller, request = self._engine.caller, self._request
         options = request.options
@@ -173,9 +178,10 @@ class SshStart(Starter):
         return self._add_device_use(facts)
 
     def _keep_elastic_hosts(self, examined: Examined) -> Examined:
-        """Reduce request and fleet to the hosts without errors, COORDINATOR first.
+        """Reduce request and fleet to the hosts without errors, COORDINATOR first, and return their part of `examined`.
 
-        Raises if fewer than the minimum are left.
+        Prints a warning for each other host. Raises the errors of all nodes if fewer than the minimum are left, or COORDINATOR
+        is not.
         """
         elastic = self._request.elastic
         left = examined.leave_out_bad(self._engine.caller, least=elastic.minimum, first=elastic.coordinator)
@@ -235,9 +241,10 @@ class SshStart(Starter):
         return examined.check_disk(disk_needs(request.workspace, request.cluster, examined.facts, request.spec))
 
     def _plan(self, facts: ByNode) -> Plan:
-        """Plan the job with a new identity, check it, and print its warnings and a hint about earlier jobs.
+        """Plan the job with a new identity, print its warnings and a hint about earlier jobs, and call request.planned().
 
-        Calls request.planned().
+        The identity has the id of the request, or a new one. Raises UsageError for a rank of --rank that the plan does not
+        have, and the errors of the plan.
         """
         caller, request, wish = self._engine.caller, self._request, self._request.wish
         mine = identity(request.job_id or job_id(), wish.job_id, wish.name or wish.job_id, request.origin)
@@ -306,7 +313,7 @@ class SshStart(Starter):
         return self._with_image(made)
 
     def _with_image(self, made: Plan) -> Plan:
-        """Return the plan with the image that was brought to each node in its containers; unchanged if none was brought."""
+        """Return the plan with the image that was brought to each node, and pull = "missing"; as it is if none was brought."""
         if not self._brought:
             return made
         facts = {node: replace(fact, container=self._brought[node]) for node, fact in _facts(made).items()}
