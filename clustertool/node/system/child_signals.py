@@ -36,7 +36,10 @@ class Signals:
     """
 
     def __init__(self) -> None:
-        """Block the signals to end and for ranks, and wake up at each child's end. Raises OSError if no descriptor is left."""
+        """Install the handlers, block the signals to end and for ranks, and make `wake` readable at each child's end.
+
+        Raises OSError if no descriptor is left.
+        """
         self.for_ranks: List[int] = []
         self._unblocked: List[int] = []
         self._ours, self._theirs = socket.socketpair()
@@ -96,7 +99,8 @@ class Signals:
 def _signals_all_processes() -> bool:
     """Check whether Slurm signals all processes below this one, and not this one alone.
 
-    Determined by its plugin (proctrack), else by the cgroup of this process. True if neither is known.
+    By the first slurm.conf, of SLURM_CONF and three usual places, that names a plugin (proctrack): it is linuxproc. If none
+    does: the cgroup of this process is none of a step, or cannot be read.
     """
     for path in (os.environ.get("SLURM_CONF", ""), *_CONFIGURATIONS):
         plugin = proctrack(processes.try_read(path, _LARGEST).decode(errors="replace"))
@@ -123,10 +127,10 @@ def unblock() -> None:
 
 
 def block_for_launcher() -> None:
-    """Set the signal mask of mpirun, in a child process: block only the signals that ranks get from the supervisor.
+    """Set the signal mask of mpirun, in a child process: block only the signals for ranks, and in a step of Slurm SIGTERM.
 
-    mpirun would pass them on to its ranks. SIGTERM is one of them where a scheduler sends it to all processes. mpirun catches
-    signals that it finds ignored, and not those that are blocked.
+    mpirun would pass them on to its ranks, which get them from the supervisor; Slurm sends SIGTERM to all processes. mpirun
+    catches signals that it finds ignored, and not those that are blocked.
     """
     term = (signal.SIGTERM,) if in_step(os.environ) else ()
     signal.pthread_sigmask(signal.SIG_SETMASK, (*FOR_RANKS, *term))
@@ -144,7 +148,8 @@ def _signal_name(number: int) -> str:
 def _describe_sender(code: int, pid: int, uid: int) -> str:
     """Describe the sender of a signal: the kernel, a process outside of this container (pid 0), or pid, command and uid.
 
-    For systemd the description adds how to prevent the signal.
+    code: si_code. Of pid 1 the name is given instead of the command. For systemd the description adds how to prevent the
+    signal.
     """
     if code >= _SI_KERNEL:
         return "the kernel"

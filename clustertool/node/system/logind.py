@@ -66,7 +66,7 @@ def _kills(manager: Dict[str, str], user: str) -> bool:
 
 
 def _read_properties(what: str, *names: str, about: str = "") -> Dict[str, str]:
-    """Read properties of logind's manager, or of the user `about`. what: the command of loginctl.
+    """Read properties of logind's manager, or of the user `about`: {name: value}. what: the command of loginctl.
 
     Returns {} if loginctl is missing, fails, or takes more than 2 s.
     """

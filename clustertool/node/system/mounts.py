@@ -46,7 +46,10 @@ def mounted_error(path: str, points: str) -> PreflightError:
 
 
 def unanswered(path: str) -> Optional[PreflightError]:
-    """Return an error, with the mount, if a path is on a file system that does not answer within 5 s; None if it answers."""
+    """Return an error, with the mount, if a path is on a file system that does not answer within 5 s; else None.
+
+    An error of the file system is an answer, too.
+    """
     reached, answered = ["/"], threading.Event()
 
     def walk() -> None:
@@ -69,9 +72,9 @@ def unanswered(path: str) -> Optional[PreflightError]:
 
 
 def _follow_path(path: str, reached: List[str]) -> None:
-    """Read each part of a path, through links (40 at most), and then its file system. Raises OSError.
+    """Read each part of a path, through links, and then its file system. Raises OSError if that fails.
 
-    reached[0]: the part that is being read, which may never answer. Missing parts are passed over.
+    reached[0]: the part that is being read, which may never answer. Missing parts are passed over. Stops after 40 links.
     """
     rest, links = path.split("/")[::-1], 0
     while rest:

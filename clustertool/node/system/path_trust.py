@@ -46,9 +46,10 @@ def is_of_pod(path: str) -> bool:
 
 
 def unsafe(path: str) -> Optional[Unsafe]:
-    """Find what lets another user replace the folder `path` (absolute), following links; None if there is nothing.
+    """Find the first thing, from / on, that lets another user replace the folder `path` (absolute); None if there is nothing.
 
-    A folder that cannot be examined is unsafe. Folders that do not exist are not judged, but the target of a link must exist.
+    Follows links, 40 at most: more are unsafe. A folder that cannot be examined is unsafe. Folders that do not exist are not
+    judged, but the target of a link must exist.
     """
     at, links, rest = "/", 0, 0
     todo = path.split("/")[::-1]
@@ -82,9 +83,10 @@ def unsafe(path: str) -> Optional[Unsafe]:
 
 
 def _judge_folder(path: str, info: os.stat_result) -> Optional[Unsafe]:
-    """Return why a folder or link is unsafe, else None: it is neither, or belongs to another user than this one and root.
+    """Return why the thing at a path is unsafe; None for a safe folder or link.
 
-    A folder also if other users may write to it, it is not sticky, and set_group() has not allowed these writers.
+    Unsafe: another kind of file; an owner other than this user and root; a folder that is not sticky, and that other users may
+    write to whom set_group() has not allowed.
     """
     if not stat.S_ISDIR(info.st_mode) and not stat.S_ISLNK(info.st_mode):
         return Unsafe(f"{path} is no directory", "choose another folder")

@@ -31,7 +31,7 @@ def memory() -> Tuple[int, int]:
 
 
 def free_bytes(path: str) -> int:
-    """Count the bytes free on the disk of a path; -1 if that cannot be known, as of the disk of another machine."""
+    """Count the bytes free for users on the disk of a path; -1 if it cannot be examined, as a path of another machine."""
     with contextlib.suppress(OSError):
         space = os.statvfs(path)
         return int(space.f_bavail * space.f_frsize)
@@ -44,7 +44,7 @@ def _kill_counters(pid: int) -> Dict[str, int]:
 
 
 def _read_counters(paths: Iterable[str]) -> Dict[str, int]:
-    """Map each file to its counter oom_kill; leave out files that cannot be read.
+    """Map each file to its counter oom_kill; leave out files that have none, or cannot be read.
 
     A dead process has no cgroups any more, so the files that were found before are read.
     """

@@ -32,10 +32,10 @@ def _top() -> str:
 
 
 def find() -> str:
-    """Find /tmp/clustertool-UID-RANDOM, a real directory of this user with mode 0700: the oldest, "" if there is none.
+    """Return the path of /tmp/clustertool-UID-RANDOM, a real directory of this user with mode 0700; "" if there is none.
 
-    Waits until the oldest one has a certain age: what is in /tmp is not listed at one instant, so a directory that another
-    process has just made may be missing in a list that has a newer one.
+    Of several the oldest counts. Waits until it is 0.2 s old: what is in /tmp is not listed at one instant, so a directory that
+    another process has just made may be missing in a list that has a newer one.
     """
     while True:
         at = time.time_ns()
@@ -46,7 +46,7 @@ def find() -> str:
 
 
 def _oldest() -> Tuple[int, str]:
-    """Find the oldest directory: when it was made (ns), and its path; "" if there is none."""
+    """Find the oldest directory: when it was made (ns), and its path; (0, "") if there is none."""
     prefix = f"clustertool-{os.getuid()}-"
     found: List[Tuple[int, str]] = []
     with contextlib.suppress(OSError):
@@ -61,10 +61,11 @@ def _oldest() -> Tuple[int, str]:
 
 
 def make(name: str) -> str:
-    """Return the directory, or create it with an empty file `name` in it. Raises PreflightError.
+    """Return the path of the directory; create it, with an empty file `name` in it, if there is none.
 
-    The directory gets its final name when it is complete. Nothing changes it later, so its ctime is the time of that. Two
-    processes may create one each at the same time: both search again, and use the older one.
+    Raises PreflightError if it cannot be created. The directory gets its final name when it is complete. Nothing changes it
+    later, so its ctime is the time of that. Two processes may create one each at the same time: both search again, and use the
+    older one.
     """
     there = find()
     if there:
@@ -85,7 +86,7 @@ def make(name: str) -> str:
 
 
 def _remove(path: str, name: str) -> None:
-    """Remove a directory and the file `name` in it."""
+    """Remove the file `name` in a directory, if it is there, and the directory, if it can be removed."""
     with contextlib.suppress(FileNotFoundError):
         os.unlink(os.path.join(path, name))
     with contextlib.suppress(OSError):

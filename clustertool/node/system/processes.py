@@ -91,7 +91,7 @@ def dies_of(pid: int, number: int) -> bool:
 
 
 def this_process() -> Process:
-    """Return this process."""
+    """Return pid and start time of this process; the start is 0 if /proc cannot be read."""
     return identify(os.getpid()) or Process(os.getpid(), 0)
 
 
@@ -257,7 +257,10 @@ def describe(process: Process) -> str:
 
 
 def named(pid: int) -> Tuple[str, str]:
-    """Read the name of a process, and its command line or else its name, each in one line; "" for both if it has ended."""
+    """Read the name of a process, and its command line (200 bytes at most) or else its name, each in one line.
+
+    Returns two empty texts if it has ended.
+    """
     found, line = stat(pid), try_read(f"/proc/{pid}/cmdline", 200).decode(errors="replace")
     name, command = (_one_line(text) for text in (found.name if found else "", line))
     return name, command or name

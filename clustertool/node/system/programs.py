@@ -34,7 +34,10 @@ def find(name: str, *folders: str) -> str:
 
 
 def python3(folders: Iterable[str]) -> Tuple[str, str]:
-    """Find path and version of the first python3 in the folders of a PATH; ("", "") if there is none, or it does not run."""
+    """Find path and version of the first python3 in the folders of a PATH.
+
+    Returns ("", "") if there is none, or `python3 -V` fails or takes more than 2 s; the next folders are not tried.
+    """
     path = first(filter(None, folders), "python3")
     code, out, err = output([path, "-V"], _VERSION) if path else (127, "", "")
     version = (out or err).strip().rpartition(" ")[2]
@@ -50,10 +53,11 @@ def first(folders: Iterable[str], name: str) -> str:
 def output(
     argv: Sequence[str], seconds: float, stdin: str = "", check: Callable[[], None] = lambda: None, **more: Any
 ) -> Tuple[int, str, str]:
-    """Run a program, and return its exit code, stdout and stderr. 127: it cannot start; -1: it did not end in `seconds`.
+    """Run a program, and return its exit code, stdout and stderr.
 
-    check: is called each 0.2 s while it runs, and raises what ends it. At the end, its session's processes get KILL; one that
-    waits for a driver is left. more: arguments of Popen.
+    The code is 127 if it cannot start (stderr has the reason), -N if signal N ended it, and -1, without output, if it did not
+    end in `seconds`. stdin: a text for it. check: is called each 0.2 s while it runs, and raises what ends it. At the end, its
+    session's processes get KILL; one that waits for a driver is left. more: arguments of Popen.
     """
     pipe = subprocess.PIPE
     inlet = pipe if stdin else subprocess.DEVNULL
@@ -89,11 +93,12 @@ def signal_session(child: subprocess.Popen[bytes], number: int, seconds: float) 
 
 
 def run_program(node: NodeContext, request: ProgramRequest) -> ProgramAnswer:
-    """Run a program of this machine, without a shell, as the request demands, and answer its path, exit code and output.
+    """Run a program of this machine, without a shell, for the request's seconds; answer its path, exit code and output.
 
-    It is searched for on PATH, then on the PATH of a login shell: some clusters add the programs of their scheduler only there.
-    In this case, or if the request has `login`, it gets the environment of that shell. The exit code is that of output(); 127
-    also if there is no such program. Of each output there are 1 MiB at most.
+    It runs in /. It is searched for on PATH, then on the PATH of a login shell: some clusters add the programs of their
+    scheduler only there. In this case, or if the request has `login`, it gets the environment of that shell, else that of this
+    process; `env` of the request is added. The exit code is that of output(); 127 with the path "" if there is no such program.
+    Of each output there are 1 MiB at most.
     """
     name, *arguments = request["argv"]
     environ: Mapping[str, str] = (login_environment() if request.get("login") else {}) or os.environ
@@ -146,8 +151,8 @@ def _login_shell() -> str:
 def not_started(error: OSError, name: str, folder: str) -> Tuple[int, str]:
     """Return the exit code and the reason of a program that could not be started.
 
-    The reason may be a wrong first line of a script, or a file system mounted noexec. folder: where a relative name begins, ""
-    for no script.
+    The reason may be a wrong first line of a script, or a file system mounted noexec. folder: where a relative name begins; "":
+    the first line is not examined.
     """
     code, why = start_error.not_started(error, name)
     path = os.path.join(folder, name)

@@ -287,9 +287,10 @@ class TlsLink:
         return self._tls
 
     def _read_frames(self, tls: ssl.SSLSocket) -> List[Frame]:
-        """Read all messages that have arrived; on a connection with payloads stop after 1 MiB, and set `more`. Raises OSError.
+        """Read all messages that have arrived; on a connection with payloads stop after 1 MiB, and set `more`.
 
-        If the connection ends after some messages, these are returned, and the error is raised at the next turn.
+        Raises FrameError for invalid data, and OSError if the connection has ended; if it ends after some messages, these are
+        returned, and the error is raised at the next turn.
         """
         frames: List[Frame] = []
         end = self.got + self._limit

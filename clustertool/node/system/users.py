@@ -82,11 +82,11 @@ def group_name(gid: int) -> str:
 
 
 def other_writers(where: Union[str, int], info: os.stat_result, *, sticky: bool = False) -> str:
-    """Determine which users other than root and this one can change a file or folder: "owner", "all", "group", or "".
+    """Determine which users other than root and this one can change a file or folder, in this order of priority.
 
-    The rule is that of OpenSSH for its own files. A group may write if it is the user's private group: it has the user's name
-    and no other member. where: the path or descriptor of `info`. sticky: accept a folder in which users can replace their own
-    files only, as in /tmp.
+    Returns "owner" if it belongs to another user, "all" or "group" if those may write, or "". The rule is that of OpenSSH for
+    its own files. A group may write if it is the user's private group: it has the user's name and no other member. where: the
+    path or descriptor of `info`. sticky: accept a folder in which users can replace their own files only, as in /tmp.
     """
     if info.st_uid != os.getuid() and info.st_uid not in roots():
         return "owner"
