@@ -39,7 +39,10 @@ def touch() -> None:
 
 
 def claim(ports: Sequence[int], job: str, base: str) -> None:
-    """Claim all ports for a job, or none; remove void claims. Raises PortInUse with the jobs that have them; PreflightError."""
+    """Claim all ports for a job, or none; remove void claims. base: the base directory of the job.
+
+    Raises PortInUse, with the jobs, if another job has one of them, and PreflightError if the file of claims cannot be used.
+    """
     with private_directory.locked(_FILE) as fd:
         kept = _select_kept(_read_claims(fd), job)
         taken = [(port, kept[str(port)][0]) for port in ports if not _is_free(port, kept, job)]
@@ -51,7 +54,7 @@ def claim(ports: Sequence[int], job: str, base: str) -> None:
 
 
 def take_back(job: str, base: str) -> None:
-    """Remove the claims of a job, if there are any. Raises PreflightError."""
+    """Remove the claims of a job, if there are any. Raises PreflightError if the file of claims cannot be used."""
     if not private_directory.find():
         return
     with private_directory.locked(_FILE) as fd:
@@ -64,7 +67,7 @@ def take_back(job: str, base: str) -> None:
 def claim_for_check(ports: Sequence[int]) -> List[int]:
     """Claim for a check those of the ports that no job has, until release_check() or the end of this process; return them.
 
-    Raises PreflightError.
+    Raises PreflightError if the file of claims cannot be used.
     """
     with private_directory.locked(_FILE) as fd:
         kept = _select_kept(_read_claims(fd), _CHECK)
@@ -147,7 +150,7 @@ def _living_claims(claims: Claims) -> Claims:
 
 
 def _is_over(job: str, base: str) -> bool:
-    """Check whether a job, or the process of a check, has ended, or the job has no directory."""
+    """Check whether a job has no directory, has recorded its end, or has no caretaker; or the process of a check has ended."""
     if job == _CHECK:
         numbers = [int(item) for item in base.split() if item.isdecimal()]
         return len(numbers) != 2 or not processes.alive(processes.Process(*numbers))
@@ -159,7 +162,7 @@ def _is_over(job: str, base: str) -> bool:
 
 
 def _has_no_caretaker(job: JobProcesses, own: CaretakerRecord) -> bool:
-    """Check whether neither supervisor nor guard lives; a job that was only placed has 300 s to start."""
+    """Check whether neither supervisor nor guard lives; if none is recorded, whether the job was placed more than 300 s ago."""
     known = [process for process in (job.process("supervisor", own), job.process("guard", own)) if process]
     if known:
         return not any(processes.alive(process) for process in known)

@@ -29,10 +29,11 @@ class Reservations:
         self._sockets: Dict[int, socket.socket] = {}  # by port
 
     def take(self, ports: Sequence[int]) -> None:
-        """Reserve up to 128 ports by their names. Raises PortInUse with the user if another user has reserved one.
+        """Reserve the first 128 of the ports by their names.
 
-        Jobs of one user have claims: a reservation of another node of this job is fine. It takes its names before it searches
-        for others: of two users that do so at once, at least one sees the other.
+        Raises PortInUse if another user, or one that cannot be known, has reserved one. Jobs of one user have claims: a
+        reservation of another node of this job is fine. It takes its names before it searches for others: of two users that do
+        so at once, at least one sees the other.
         """
         ports = ports[:_MOST]
         for port in ports:
@@ -117,7 +118,10 @@ def owner(port: int, uid: int) -> Optional[int]:
 
 
 def holder(port: int, uids: Collection[int]) -> str:
-    """Describe the owner of a port as `a job of user ann`. uids: those of the names that reserve it."""
+    """Describe the first owner of a port that is found as `a job of user ann`; without one, as `a job of another user`.
+
+    uids: those of the names that reserve it.
+    """
     return _describe_owner(next((found for found in (owner(port, uid) for uid in uids) if found is not None), None))
 
 
