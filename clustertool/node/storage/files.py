@@ -39,7 +39,7 @@ def closing(fd: int) -> Iterator[int]:
 
 
 def resolve(root: str) -> str:
-    """Return conf.py's ROOT_DIR as an absolute path. If it is a sticky directory of root (/tmp), add a folder named by the uid.
+    """Return conf.py's ROOT_DIR with ~ replaced; below a sticky directory of root (/tmp) the folder named by the uid.
 
     For root itself nothing is added.
     """
@@ -52,7 +52,11 @@ def resolve(root: str) -> str:
 
 
 def make_root(path: str) -> None:
-    """Create ROOT_DIR (0700) and its marker if missing. Raises PreflightError, also if other users could replace it."""
+    """Create ROOT_DIR (0700) with the tool's folder and marker in it, and folders above it with the default mode, if missing.
+
+    Raises PreflightError if ROOT_DIR cannot be made, or other users could replace it, and OSError if the rest cannot be
+    written.
+    """
     _require_safe(path)
     try:
         os.makedirs(path, mode=0o700, exist_ok=True)
@@ -80,7 +84,8 @@ def is_own_dir(path: str) -> bool:
 def make_dir(parent: str, *names: str) -> str:
     """Create the folders parent/names... that are missing (0700), and return the path of the last one.
 
-    Raises PreflightError if one of them is a link or no directory of this user; OSError. In a pod they may belong to root.
+    Raises PreflightError if one of them is a link or no directory of this user (in a pod it may belong to root), and OSError if
+    one cannot be made.
     """
     path = parent
     for name in names:
@@ -155,7 +160,7 @@ def is_ours(path: str) -> bool:
 
 
 def open_job_dir(path: str) -> int:
-    """Open a job's directory: no link, of this user, with the tool's marker. Raises NotFound for anything else."""
+    """Open a job's directory: no link, of this user, with the tool's marker; return its descriptor. Else raise NotFound."""
     wrong = NotFound(f"{path} is no job directory of yours", f"{PROGRAM} jobs lists the jobs")
     try:
         fd = os.open(path, _DIR)

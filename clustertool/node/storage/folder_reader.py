@@ -56,7 +56,11 @@ def tree(node: NodeContext, request: FolderRequest) -> TreeAnswer:
 
 
 def find_file(node: NodeContext, request: FileRequest) -> FileAnswer:
-    """Describe a regular file of a folder, or the one to which a link leads inside of it. Raises NotFound for anything else."""
+    """Describe a regular file of a folder, or the one to which a link leads inside of it.
+
+    {path: of the file itself, from the folder on, executable, modified and changed: ns, size}. Raises NotFound for anything
+    else.
+    """
     folder = os.path.realpath(request["dir"])
     found = os.path.realpath(os.path.join(folder, request["path"]))
     try:
@@ -77,7 +81,10 @@ def find_file(node: NodeContext, request: FileRequest) -> FileAnswer:
 
 
 def content(node: NodeContext, request: ContentRequest) -> ContentAnswer:
-    """Read up to 512 KiB of a file from an offset: {data: in base64, last: whether no bytes follow}. Raises DispatchError."""
+    """Read up to 512 KiB of a file from an offset: {data: in base64, last: whether no bytes follow}.
+
+    Raises DispatchError if it cannot be read, or is no regular file.
+    """
     path, at = request["path"], request["at"]
     try:
         with files.closing(files.open_file(os.path.join(request["dir"], path))) as fd:

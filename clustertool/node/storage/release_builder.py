@@ -72,9 +72,10 @@ def stage(node: NodeContext, request: StageRequest) -> StagedAnswer:
 
 
 def build(node: NodeContext, request: BuildRequest) -> Answer:
-    """Add the missing pieces from the staged files to the store, complete the release, and remove the staged files.
+    """Add the missing pieces from the staged files to the store, complete the release, prune, and remove the staged files.
 
-    Raises DispatchError; WorkspaceChanged if a file has other bytes than the manifest says.
+    Raises DispatchError if the request's manifest is damaged, or the store cannot be written; WorkspaceChanged, after it has
+    removed the staged files, if one has other bytes than the manifest says.
     """
     store = Store(node.root)
     folder = os.path.join(files.make_dir(node.root, OURS, "staging"), request["release"])

@@ -198,11 +198,11 @@ class Store:
             yield
 
     def prune(self) -> None:
-        """Remove old releases and images, pieces that only they had, and incomplete files older than an hour.
+        """Remove old releases and images, pieces that only those releases needed, and incomplete files older than an hour.
 
         The four newest releases stay, and those of queued jobs; a job that has started has its own copy. Of images stay those
-        that were used in the last seven days. Does nothing if the store is in use. Where the file system has no locks, other
-        dispatches may be running: then pieces younger than an hour stay.
+        of these releases, and those that were used in the last seven days. Does nothing if the store is in use. Where the file
+        system has no locks, other dispatches may be running: then pieces younger than an hour stay. Ignores OSError.
         """
         names = _by_age(self.releases)
         with contextlib.suppress(OSError), _lock(self.releases, fcntl.LOCK_EX | fcntl.LOCK_NB) as locked:
@@ -273,7 +273,7 @@ def damaged(release: str) -> DispatchError:
 
 
 def _by_age(top: str) -> List[str]:
-    """List the releases (and directories of an older version of the tool), the oldest first; *.part only after an hour."""
+    """List the names in the folder of releases, the oldest first, without the lock and *.part younger than an hour."""
     found = []
     for name in os.listdir(top):
         if name == "lock":
@@ -285,7 +285,10 @@ def _by_age(top: str) -> List[str]:
 
 
 def remove(path: str) -> None:
-    """Remove a file or a folder; leave a folder in which something is mounted. Raises OSError for a file."""
+    """Remove a file, or a folder as far as that is possible; leave a folder in which something is mounted.
+
+    Raises OSError if a file cannot be removed, or the mounts cannot be read.
+    """
     if os.path.isdir(path) and not os.path.islink(path):
         if not mounts.mount_points_below(path):
             shutil.rmtree(path, ignore_errors=True)
@@ -317,7 +320,8 @@ def _lock(folder: str, how: int) -> Iterator[bool]:
 def unpack(store: Store, release: str, target: str) -> None:
     """Write a release's files below `target`, and renew its time of use.
 
-    Raises DispatchError for a damaged release, which is removed.
+    Raises DispatchError for a damaged release, whose manifest and wrong piece are removed; OSError if the files cannot be
+    written.
     """
     with store.used():
         try:

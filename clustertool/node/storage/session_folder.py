@@ -25,9 +25,9 @@ def _folder_paths(mark: str) -> Dict[str, str]:
 
 
 def make(mark: str) -> Dict[str, str]:
-    """Create the folders of the job with this mark. Return the path for "sockets" and that for "memory".
+    """Create the folders of the job with this mark: {"sockets": path in /tmp, "memory": path in /dev/shm}.
 
-    Raises PreflightError if /tmp cannot be written. Without /dev/shm there is one folder for both.
+    If the second one cannot be made, both are the first. Raises PreflightError if that one cannot be made, or exists.
     """
     paths = _folder_paths(mark)
     try:

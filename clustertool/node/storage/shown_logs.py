@@ -35,7 +35,7 @@ def show(spec: Spec) -> None:
 def _show_in(folder: str, spec: Spec) -> None:
     """Make `folder` a link to the job's log/, or put links to the logs into it if it is a folder or several nodes may share it.
 
-    In the second case clear() comes first. Ignores OSError.
+    In the second case clear() comes first. Does nothing if it is log/ itself. Ignores OSError.
     """
     job_paths = JobPaths.at(spec["job_dir"])
     outside = os.path.isabs(spec["log_dir"]) and len(spec["header"]["nodes"]) > 1

@@ -63,7 +63,10 @@ def submit(node: NodeContext, request: requests.SubmitRequest) -> answers.Answer
 
 
 def submitted(node: NodeContext, request: requests.SubmittedRequest) -> answers.Answer:
-    """Write the id that the scheduler has given to a job into its submission. Raises NotFound, PreflightError."""
+    """Write the id that the scheduler has given to a job into its submission.
+
+    Raises NotFound if there is no submission, and PreflightError if it cannot be written.
+    """
     path = _queue_path(node.root, request["job"])
     about = _read_submission(path, request["job"])
     if about is None:
@@ -81,7 +84,10 @@ def submissions(node: NodeContext, request: requests.NoFields) -> answers.Submis
 
 
 def read_output(node: NodeContext, request: requests.OutputRequest) -> answers.SubmissionOutputAnswer:
-    """Read the last 8 KiB of what a job's start printed, in its folder or at the path of the request; "" if there is none."""
+    """Read the last 8 KiB of what a job's start printed: {path, text}; the text is "" if there is no such file.
+
+    The path is that of the request, else slurm.out in the job's folder.
+    """
     path = os.path.normpath(request.get("path") or os.path.join(_queue_path(node.root, request["job"]), STEP_OUTPUT))
     text = b""
     with contextlib.suppress(OSError, PreflightError), open(files.open_file(path), "rb") as file:

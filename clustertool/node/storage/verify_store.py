@@ -27,7 +27,8 @@ _PART = 1 << 20
 def verify(node: NodeContext, request: VerifyRequest) -> VerifyAnswer:
     """Hash all pieces and check all releases; remove damaged pieces and the releases that need them, unless `remove` is False.
 
-    Returns the counts and the names of the damaged releases. Raises OSError or PreflightError if the store cannot be read.
+    Returns the numbers of releases, of pieces, of bytes in undamaged ones and of damaged ones, and `lost`, the names of the
+    damaged releases; zeros if there is no store. Raises OSError or PreflightError if the store cannot be read.
     """
     root, remove = node.root, request["remove"]
     if not os.path.isdir(paths.releases(root)):
@@ -53,7 +54,7 @@ def verify(node: NodeContext, request: VerifyRequest) -> VerifyAnswer:
 
 
 def _hash_pieces(store: Store) -> Tuple[Dict[str, int], Set[str]]:
-    """Hash the pieces: {name: size} of those whose bytes match their names, and the names of the others."""
+    """Hash the pieces: {name: size} of those whose bytes match their names; names of the others, unreadable ones too."""
     good: Dict[str, int] = {}
     wrong: Set[str] = set()
     with os.scandir(store.top) as entries:
