@@ -25,10 +25,10 @@ _RUNS = -1  # the size of a job that is not removed because it runs
 
 
 def clean(node: NodeContext, request: CleanRequest) -> CleanAnswer:
-    """Remove the ended jobs that the request names, or all, if they are older than its limit; count the bytes freed.
+    """Remove the ended jobs that the request names, or all, if they are older than its limit.
 
-    Jobs in `spare` are left out. Jobs of which something lives are listed as running; jobs with an error stay and are listed
-    with it. With `dry` nothing is removed.
+    Answers {removed: ids, running: ids of jobs of which something lives, freed: bytes, kept: {id: (error, fix)} of jobs that
+    stay}. Jobs in `spare` are left out. With `dry` nothing is removed.
     """
     removed: List[str] = []
     running: List[str] = []
@@ -58,7 +58,7 @@ def _clean_one(record: Record, request: CleanRequest) -> Optional[int]:
     """Remove a job's containers, the links to it, its directory and its entry, and return the bytes freed; 0 in a dry run.
 
     Of a named job of another machine without a directory, only the entry is removed. Returns None for a job that is too young,
-    _RUNS for one that lives. Raises ClustertoolError.
+    _RUNS for one that lives. Raises ClustertoolError if it is not known whether it lives, or it cannot be removed wholly.
     """
     if request.get("exact") and record.other_machine() and not os.path.lexists(record.paths.dir):
         if not request.get("dry"):  # the user has removed its directory and names it: only the ledger's copy is left
@@ -81,7 +81,7 @@ def _clean_one(record: Record, request: CleanRequest) -> Optional[int]:
 
 
 def _remove_links(record: Record) -> None:
-    """Remove the links to a job's logs and nodefile from its working directory; ignore errors.
+    """Remove the links into a job's directory from its working directory and its --log-dir; ignore errors.
 
     The directory to which they lead is removed next.
     """

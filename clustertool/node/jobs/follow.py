@@ -44,7 +44,7 @@ class Follower:
     def __init__(self, record: Record, request: FollowRequest) -> None:
         """Open the events, and the logs or the file of the request. Events before its `events_at` are read, not sent.
 
-        Raises NotFound.
+        Raises NotFound if the job has no directory here, was never started here, or has no such file.
         """
         self._record = record
         self._job = files.open_job_dir(record.paths.dir)
@@ -166,9 +166,10 @@ class Follower:
                             self._lost[name] = self._log_header(name, key, attempt, 0)
 
     def _open_log(self, name: str, key: Tuple[str, int], attempt: int) -> None:
-        """Open a log, seek to where the request begins (offset, tail or time), and add it to those that are read.
+        """Open a log, seek to where the request begins, and add it to those that are read. Raises OSError.
 
-        Raises OSError.
+        That is the request's offset for this log, else the later one of its tail and its time; the start if it has none of
+        them.
         """
         offset, tail = self._request.get("offsets", {}).get(name), self._request.get("tail")
         log = RankLog(self._job, name, shown=key[0] == "file")

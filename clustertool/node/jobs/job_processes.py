@@ -102,5 +102,5 @@ class JobProcesses:
 
 
 def recorded_here(boot: str, space: str) -> bool:
-    """Check whether recorded pids are those of this boot and of this process id namespace."""
+    """Check whether recorded pids are those of this boot and of this process id namespace; "" for one that is not recorded."""
     return boot == processes.boot_id() and space in ("", processes.namespace("pid"))

@@ -116,7 +116,10 @@ def _summarize_usage(record: Record, found: Sequence[ProcessStatus], points: int
 
 
 def _machine_curve(lines: _Lines, points: int) -> answers.MachineCurve:
-    """Build the curve of the machine, of up to `points` rows: (time, busy CPU seconds, bytes used)."""
+    """Build the curve of the machine: {cores, total: bytes of memory, rows}.
+
+    Up to `points` rows: (time, busy CPU seconds, bytes used).
+    """
     rows: List[usage.Row] = []
     cores = total = 0
     for line in lines:
@@ -126,7 +129,10 @@ def _machine_curve(lines: _Lines, points: int) -> answers.MachineCurve:
 
 
 def _card_curves(lines: _Lines, points: int) -> List[answers.CardCurve]:
-    """Build a curve for each card, of up to `points` rows: (time, utilisation in percent, bytes used)."""
+    """Build a curve for each card, sorted by index: {index, total: bytes of memory, rows}.
+
+    Up to `points` rows: (time, utilisation in percent, bytes used).
+    """
     rows: Dict[int, List[usage.Row]] = {}
     totals: Dict[int, int] = {}
     for line in lines:
@@ -142,9 +148,10 @@ def _card_curves(lines: _Lines, points: int) -> List[answers.CardCurve]:
 def _rank_curves(
     record: Record, job: int, lines: _Lines, attempts: Mapping[Key, int], points: int
 ) -> List[answers.RankCurve]:
-    """Build a curve for each rank, of up to `points` rows: (time, CPU seconds, bytes resident, processes).
+    """Build a curve for each rank: {role, rank, rows, log_size, progress}.
 
-    Each has the size of the last attempt's log, and its progress: (time, epoch, step).
+    Up to `points` rows: (time, CPU seconds, bytes resident, processes). Size and progress, (time, epoch, step), are of the last
+    attempt's log.
     """
     rows: Dict[Key, List[usage.Row]] = {key: [] for key in attempts}
     sizes: Dict[Key, List[Tuple[float, int]]] = {key: [] for key in attempts}
@@ -167,9 +174,10 @@ def _rank_curves(
 
 
 def _log_curve(job: int, name: str, sizes: Sequence[Tuple[float, int]]) -> answers.LogCurve:
-    """Read the progress in a log at up to 60 places and at its end, as (time, epoch, step), and its size in bytes.
+    """Read the size of a log in bytes, and its progress at up to 60 places and at its end: {log_size, progress}.
 
-    sizes: (time, size) of the log, by which a place has its time.
+    Progress is (time, epoch, step) of each place that has one. 0 and [] if the log cannot be opened. sizes: (time, size) of the
+    log, by which a place has its time.
     """
     try:
         log = RankLog(job, name)
@@ -226,7 +234,10 @@ def _read_plan(job: int) -> answers.JobPlan:
 
 
 def _read_output(record: Record, ranks: Sequence[ProcessStatus]) -> List[RankOutput]:
-    """Read the progress of each rank that was started, from the log of its last attempt; leave out ranks without one."""
+    """Read the progress of each rank that was started, from its last attempt's log: (role, rank, epoch, step, time).
+
+    The time is that of the last write. Ranks whose log cannot be read are left out.
+    """
     logs = {rank.key: record.paths.log(*rank.key, rank.attempt) for rank in ranks if rank.pid}
     found: List[RankOutput] = []
     with contextlib.suppress(NotFound):  # a program has removed the directory

@@ -45,7 +45,10 @@ class Ledger:
             self._entry["container"] = {name: spec["container"][name] for name in ("runtime", "program")}
 
     def place(self) -> None:
-        """Write the entry when a job is placed, so that it survives a crash. Raises OSError, PreflightError."""
+        """Write the entry when a job is placed, so that it survives a crash.
+
+        Raises OSError if it cannot be written, and PreflightError if its folder is not this user's.
+        """
         files.make_dir(self._paths.base, OURS, _FOLDER)
         self._write(durable=True)
 
@@ -157,7 +160,10 @@ def remove_kept(paths: JobPaths) -> None:
 
 
 def remove_job(job_dir: str) -> int:
-    """Remove a job's directory, then its entry. Returns the bytes freed. Raises NotFound, PreflightError."""
+    """Remove a job's directory, then its entry. Returns the bytes freed.
+
+    Raises NotFound if the directory has no marker, and PreflightError if it cannot be removed.
+    """
     freed = files.remove_tree(job_dir) if os.path.lexists(job_dir) else 0
     remove(JobPaths.at(job_dir))
     return freed

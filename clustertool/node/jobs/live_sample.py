@@ -100,7 +100,7 @@ _sampler = lru_cache(maxsize=1)(LiveSampler)  # kept between the requests to an 
 
 
 def _places(root: str) -> Tuple[Tuple[str, int], ...]:
-    """Return ROOT_DIR, as "", and the directories of nodes in it that share it, each with the time of its last change."""
+    """List (name, time of the last change in ns) of ROOT_DIR, as "", and of the directories of nodes in it that share it."""
     found = []
     with contextlib.suppress(OSError):
         names = [name for name in os.listdir(root) if name.startswith("node") and name[4:].isdigit()]
@@ -126,9 +126,10 @@ class _SampledJob:
         self._samples = -1
 
     def sample(self) -> Optional[JobSample]:
-        """Read new events, and sample the job's part on this node; None if it has ended, never started, or was lost long ago.
+        """Read new events, and sample the job's part on this node; None if it has ended, or none of its ranks lives.
 
-        Every tenth sample has the nodes and places of all ranks.
+        The latter counts only without a heartbeat in 600 s: it was never started, or lost. Every tenth sample has the nodes and
+        places of all ranks.
         """
         beat = self.record.heartbeat()
         returns = self._membership.elastic and beat is not None and beat < _FORGOTTEN  # released, and added again
@@ -199,9 +200,9 @@ class _SampledJob:
 
 
 def _last_line(job_dir: str, log: str) -> Tuple[str, float]:
-    """Read a log's last line that is not empty, of a progress bar its last state, and when the log was written last.
+    """Read the last line of a log that is not empty, of a progress bar its last state, and when the log was written last.
 
-    ("", 0.0) if it cannot be read.
+    Reads 2 KiB, and returns 160 characters at most; ("", 0.0) if the log cannot be read.
     """
     with contextlib.suppress(OSError, NotFound):
         with files.closing(files.open_job_dir(job_dir)) as job:

@@ -142,7 +142,7 @@ def record_of(node: NodeContext, job: str) -> Record:
 
 
 def list_jobs(node: NodeContext, request: requests.JobRequest) -> answers.JobsAnswer:
-    """Summarize each job that the request names, and count the processes of orphans below other ROOT_DIRs.
+    """Summarize each job that the request names, and list up to 100 orphans below other ROOT_DIRs: (directory, processes).
 
     A record that cannot be read is in state "unknown", with the reason.
     """

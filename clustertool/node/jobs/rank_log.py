@@ -142,9 +142,10 @@ class RankLog:
 
 
 def _open_file(job: int, name: str, shown: bool) -> int:
-    """Open the file of a log for reading, and return its descriptor. shown: try first the name that readers use.
+    """Open the file of a log for reading, and return its descriptor. Raises OSError.
 
-    In a job of an earlier version the rank writes to that name. Raises OSError.
+    It is the file to which the rank writes; in a job of an earlier version that may have the name for readers. shown: try the
+    name for readers first.
     """
     places = [name, JobPaths.written(name)] if shown else [JobPaths.written(name), name]
     if not shown and os.path.isdir(f"{files.path_of(job)}/{OURS}/log"):

@@ -335,8 +335,8 @@ def _is_text(value: object) -> bool:
 def _checked_header(found: Mapping[str, object], paths: JobPaths) -> JobHeader:
     """Copy a header without fields of a wrong type, and set id, time of creation and node.
 
-    The job's programs may have written it, and a wrong value would make the node's whole answer invalid, and so hide its other
-    jobs.
+    Without a valid time it is that of the directory, else of the ledger's entry, else 0; without a valid node 0. The job's
+    programs may have written it, and a wrong value would make the node's whole answer invalid, and so hide its other jobs.
     """
     header = {key: value for key, value in found.items() if key not in _TEXTS or _is_text(value)}
     names = header.get("nodes")
@@ -445,7 +445,7 @@ def list_bases(node: NodeContext, request: NoFields) -> BasesAnswer:
 def find_shared(root: str, base: str, job: str, exact: bool) -> List[Record]:
     """Find the records below a base, newest first, with the node's number of the base's name. job, exact: see find().
 
-    Writes nothing. Raises NotFound, PreflightError.
+    Writes nothing. Raises NotFound if there is no such folder of this user, and PreflightError if it cannot be read.
     """
     records = _records_of_base(_base_path(root, base), job if exact else "")
     found = [record for record in records if exact or record.called(job)]

@@ -35,7 +35,7 @@ def enter(node: NodeContext, request: SameCommandRequest) -> SameCommandAnswer:
 
     That is a command whose job runs, that has asked for its start, or that is earlier in the list of nodes when this one asks
     for its start. Answers its starter, and the job if that runs; both are "" if this command was entered. Entries whose agent
-    has ended are removed. Raises PreflightError.
+    has ended are removed. Raises PreflightError if the file of commands cannot be used.
     """
     command, starter = request["command"], request["starter"]
     own = processes.this_process()

@@ -77,7 +77,7 @@ def ask(
 def open_request(paths: JobPaths, request: SupervisorRequest) -> socket.socket:
     """Connect to the supervisor and send a request whose answer may come much later; return the socket for receive().
 
-    Raises OSError without a supervisor.
+    Waits up to 30 s to be accepted. Raises OSError without a supervisor.
     """
     end = time.monotonic() + _CONNECT
     sock = _connect(paths, lambda: time.monotonic() < end)

@@ -205,7 +205,11 @@ class Shutdown(Termination):
         self.over_at = 0.0
 
     def stopped(self, pid: int, code: int, killed: int) -> bool:
-        """Check whether a rank that has exited now was stopped, and did not end by itself. killed: its signal, or 0."""
+        """Check whether a rank that has exited now was stopped, and did not end by itself. killed: its signal, or 0.
+
+        It was not if its program had ended before; it was if a signal has killed it, its exit code is that of a shell whose
+        program got TERM or KILL, or TERM alone did not end it.
+        """
         if pid in self._ended_before:
             return False
         return killed > 0 or pid not in self._end_by_signal or code in _OF_SIGNALS
