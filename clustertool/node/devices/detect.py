@@ -34,7 +34,10 @@ print(number.value)
 
 
 def detect_cards(dev: str = "/dev", system: str = "/sys") -> Tuple[str, List[int]]:
-    """Return the kind of this node's cards and their ids: ("gpu", [0, 1]), dcu, xpu or npu; ("cpu", []) without cards."""
+    """Return the kind of this node's cards and their ids, as ("gpu", [0, 1]); ("cpu", []) without cards.
+
+    Of several kinds the first of gpu, dcu, xpu and npu.
+    """
     gpus = _numbered(dev, "nvidia")
     if gpus:
         return "gpu", list(range(len(gpus)))
@@ -119,7 +122,7 @@ def library() -> str:
 
 
 def _count_by_library() -> int:
-    """Count cards by NVIDIA's library; 0 where there is no such library, or another one of this name.
+    """Count cards by NVIDIA's library; 0 if it is missing, is another one of this name, or does not answer within 5 s.
 
     A process of its own loads the library: it may hang or crash, and most nodes have no use for it.
     """

@@ -62,10 +62,10 @@ class DeviceLock:
 
 
 def take(kind: str, ids: Sequence[int], job: str) -> DeviceLock:
-    """Lock all these devices for a job or none, and return the lock. Raises DeviceInUse, PreflightError.
+    """Lock all these devices for a job or none, and return the lock.
 
-    The same job may have a card on two of its nodes that are one machine. Without the lock of the machine it tries up to 4
-    times.
+    Raises DeviceInUse if another job has one of them, and PreflightError if /tmp cannot be written. The same job may have a
+    card on two of its nodes that are one machine. Without the lock of the machine it tries up to 4 times.
     """
     keys = detect.keys(kind, ids)
     for again in range(_AGAIN, -1, -1):

@@ -243,7 +243,7 @@ def _watts(milliwatts: Optional[int]) -> Optional[float]:
 
 
 def _processes(nvml: Library, ask: _Asker, handle: Handle) -> List[Dict[str, Any]]:
-    """List the processes on a card: those that compute, and those that only draw ("graphics"), with their bytes of memory."""
+    """List the processes on a card: {pid, memory: bytes, graphics: whether it only draws, and does not compute}."""
     found: Dict[int, Dict[str, Any]] = {}
     for kind in ("Compute", "Graphics"):
         listed = ask(getattr(nvml, f"nvmlDeviceGet{kind}RunningProcesses_v3"), handle)

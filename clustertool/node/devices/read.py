@@ -34,8 +34,8 @@ def answer(node: NodeContext, request: DevicesRequest) -> DevicesAnswer:
 def read_devices(module: str, full: bool = True) -> Dict[str, Any]:
     """Read the cards with locks, users and jobs, or return {"need": module} if this NVML module must be sent first.
 
-    Returns {kind, ids, devices, driver, cuda, problem, used}. module: the digest of the laptop's NVML module; full: also what
-    does not change from one second to the next.
+    Returns {kind, ids, devices, driver, cuda, problem, used}; without cards no `used`. module: the digest of the laptop's NVML
+    module; full: also what does not change from one second to the next.
     """
     kind, ids = detect.detect_cards()
     found: Dict[str, Any] = {"kind": kind, "ids": ids, "devices": [], "driver": "", "cuda": "", "problem": ""}
@@ -52,9 +52,9 @@ def read_devices(module: str, full: bool = True) -> Dict[str, Any]:
 
 
 def _read_unless_hung(kind: str, module: str, full: bool) -> Dict[str, Any]:
-    """Read the cards by NVML, or the tool of another vendor.
+    """Read the cards by NVML, or the tool of another vendor: {devices, problem, ...}.
 
-    NVML that has not answered once in 15 s is a problem from then on.
+    If NVML has not answered once in 15 s, returns only a problem from then on.
     """
     if kind != "gpu":
         return vendor_tools.read(kind)
@@ -117,7 +117,10 @@ def user(pid: int) -> str:
 
 
 def job_of_process(pid: int) -> Dict[str, str]:
-    """Return job, role and rank of a process of this user's jobs, from its environment or that of up to 20 parents; else {}."""
+    """Return job, role and rank of a process of this user's jobs, as far as its environment has them; else {}.
+
+    If that names no job, the nearest of up to 19 ancestors counts that does.
+    """
     for _ in range(_PARENTS):
         variables = processes.environment(pid)
         if b"CLUSTERTOOL_JOB" in variables:
