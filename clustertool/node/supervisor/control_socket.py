@@ -91,7 +91,7 @@ class ControlClient:
     def receive(self) -> Optional[Header]:
         """Read what has arrived, and return the request once it is complete, else None.
 
-        Raises FrameError, and OSError also if the client has closed the connection.
+        Raises FrameError for invalid data, and OSError if the connection is broken, or the client has closed it.
         """
         with contextlib.suppress(BlockingIOError):
             data = self._sock.recv(_REQUEST)
@@ -291,8 +291,10 @@ class LauncherRequests:
     ) -> Union[Tuple[messages.SupervisorAnswer, bytes], Waiting]:
         """Carry out a request of mpirun's helpers; return the answer and its payload, or the key that the sender waits for.
 
-        Requests: start a daemon, wait for a rank's end, adopt a started rank, note that a rank was signalled. Raises NotFound,
-        UsageError, PreflightError. may_launch: this is the coordinator's node, and the job does not end.
+        Requests: start a daemon, wait for a rank's end, adopt a started rank, note that a rank was signalled. Raises NotFound
+        for an unknown host, rank or process, or if nothing can be started now; UsageError for a second daemon on a host, or a
+        rank that is not expected; PreflightError if a log cannot be opened. may_launch: this is the coordinator's node, and the
+        job does not end.
         """
         if request["type"] == "launch-daemon":
             key = self._ranks.launched.daemon_of(request["host"])

@@ -200,8 +200,9 @@ def run(
 ) -> None:
     """Send heartbeats to the supervisor until it sends QUIT; end the job on this node if it dies or is silent for too long.
 
-    When the lease ends, kill the ranks only. A silent supervisor has up to 60 s while it is ready to run and gets no processor.
-    job: the job directory's descriptor. spared: processes that are not ended.
+    That is _guard_patience(), 30 s at least before its first heartbeat, and up to 60 s while it is ready to run and gets no
+    processor. When the lease ends, kill the ranks only. job: the job directory's descriptor. spared: processes that are not
+    ended.
     """
     lease = LeaseWatch(lease_end)
     processes.set_name("ct-guard")

@@ -341,9 +341,9 @@ class CardMonitor:
             self.pid, self._sock = 0, None
 
     def __call__(self) -> Sequence[CardUsage]:
-        """Return the newest sample that came since the last call, with the plan's card numbers; () for none. Never waits.
+        """Return the newest sample that came since the last call; an empty one if none came. Never waits.
 
-        The recorder's thread calls it.
+        A row is (card of the plan, percent of use, bytes used, bytes of memory). The recorder's thread calls it.
         """
         sock, newest = self._sock, b""
         with contextlib.suppress(BlockingIOError, ConnectionError):

@@ -108,7 +108,10 @@ def _shorten(line: str) -> str:
 
 
 def describe_runtime_error(job: int, log: str, runtime: str, code: int) -> str:
-    """Describe why a container was not started: the exit code of the runtime's client, and the last error in the log."""
+    """Describe why a container was not started: the exit code of the runtime's client, and a line of the log, if it has one.
+
+    That is, of its last 4 KiB, the last line with "error", else the first line.
+    """
     lines: List[str] = []
     with contextlib.suppress(OSError):
         lines = [line for line in end_of(job, log, _LINE)[0].decode(errors="replace").splitlines() if line.strip()]
@@ -117,9 +120,10 @@ def describe_runtime_error(job: int, log: str, runtime: str, code: int) -> str:
 
 
 def end_of_log(job: int, log: str) -> LoggedError:
-    """Find the error with which a log ends: a Python exception, else a library's message, else the last line that is no stack.
+    """Find the error in the last 64 KiB of a log: a Python exception, else a library's message, else a line that is no stack.
 
-    If an exception only tells that another process has gone, the first one of its chain is the error.
+    The latter is the last one. If an exception only tells that another process has gone, the first one of its chain is the
+    error. Empty if the log is empty, or cannot be read.
     """
     data = b""
     with contextlib.suppress(OSError):

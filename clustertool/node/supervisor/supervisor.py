@@ -211,7 +211,7 @@ class Supervisor:
     def prepare(self) -> None:
         """Do all that can fail before a rank runs: reserve ports and devices, start control socket, guard and link.
 
-        Records the job and this process. Raises PreflightError.
+        Records the job and this process. Raises PreflightError if a part of this fails.
         """
         self.ranks.containers.prepare()
         prctl.become_subreaper()
@@ -241,7 +241,7 @@ class Supervisor:
         self.link.attempt = attempt
 
     def run(self) -> None:
-        """Turn the loop until the verdict is known, or the coordinator is lost and no process lives any more; then leave().
+        """Turn the loop until no process lives, the outcome is known, and no other node needs this one; then leave().
 
         An error leaves the guard in its place: it ends what a broken supervisor would leave behind.
         """
@@ -450,8 +450,8 @@ class Supervisor:
     def _adopt(self, key: Key, pid: int) -> None:
         """Adopt and record a rank that mpirun has started as process `pid`.
 
-        Raises NotFound for an unknown rank, or if it runs already or the node stops, UsageError for a process that is none of
-        mpirun's here, and PreflightError if its log cannot be opened.
+        Raises NotFound for an unknown rank, if it runs already or the node stops, or if `pid` is no child of this process;
+        UsageError for a rank that is not expected; and PreflightError if its log cannot be opened.
         """
         rank = self.ranks.find(key)
         if rank is None or rank.pid or self.shutdown is not None:
@@ -659,7 +659,7 @@ class Supervisor:
         """Carry out a request: status, environment of a rank, bundle, attached, leave, stop, or one of mpirun's helpers.
 
         Returns the answer and its payload, or the key that the sender waits for. Raises NotFound for what does not exist here,
-        and the errors of requests that cannot be carried out.
+        UsageError if this node may not leave the job, and the errors of LauncherRequests.answer().
         """
         if request["type"] == "status":
             return self._status(), b""

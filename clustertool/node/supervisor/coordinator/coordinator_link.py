@@ -317,7 +317,8 @@ class CoordinatorClient(CoordinatorLink):
     def loss(self) -> Optional[Outcome]:
         """The outcome if the lease has ended, or nothing came from the coordinator for too long; else None.
 
-        turn() reads first what has arrived.
+        Only the lease counts once it is armed; else the loss timeout, or before the first order the join timeout. The state is
+        NEXT_EPOCH in an elastic job, else LOST. turn() reads first what has arrived.
         """
         timeout = self._loss_timeout if self._ordered else self._join_timeout
         coordinator, name, lease = self._spec["lead"], self._spec["name"], self.lease
