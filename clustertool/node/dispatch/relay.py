@@ -373,7 +373,10 @@ class Relay:
         return link.coming[-1]
 
     def _handle_answer(self, link: PeerLink, source: fetch.Address, header: Header) -> None:
-        """Handle a frame of a source: a piece that has come, or the numbers that it has, for the scheduler."""
+        """Handle a frame of a source: a piece that has come, or the numbers that it has, for the scheduler.
+
+        Raises FrameError for a piece without bytes, and KeyError, TypeError or ValueError for a malformed frame.
+        """
         if header["type"] == "piece":
             if not link.coming:
                 raise FrameError("a piece without bytes, or after a wrong one")
@@ -389,7 +392,8 @@ class Relay:
     def _read_requests(self, link: PeerLink, headers: List[Header]) -> None:
         """Note up to 8 requests of a taker, and send it pieces while less than 256 KiB wait.
 
-        Raises ConnectionError, ValueError.
+        Raises ConnectionError if it requests a piece that is not here, KeyError or ValueError for another message, and OSError
+        if a piece cannot be opened.
         """
         for header in headers:
             if len(link.owed) < _MOST_OWED:
