@@ -39,7 +39,10 @@ def follow(context: Union[Agent, BaseContext], request: FollowRequest) -> Answer
 
 
 def release(context: NodeContext, request: JobRequest) -> Answer:
-    """Create the file that releases a job after the fetch of its output: its pod need not wait any more. Raises NotFound."""
+    """Create the file that releases a job after the fetch of its output: its pod need not wait any more.
+
+    Raises NotFound if there is no such job, or no directory of it.
+    """
     job = files.open_job_dir(record_of(context, request["job"]).paths.dir)
     with files.closing(job):
         files.create(job, f"{OURS}/{RELEASED}", exclusive=False)
@@ -47,9 +50,10 @@ def release(context: NodeContext, request: JobRequest) -> Answer:
 
 
 def read_bundle(context: NodeContext, request: BundleRequest) -> ContentAnswer:
-    """Return the part from offset `at` on of the bundle with which another machine joins a job, from its supervisor's memory.
+    """Answer a part of the bundle with which another machine joins a job, from its supervisor's memory.
 
-    It has the job's key. Raises NotFound where no supervisor of the job answers, or its machines cannot join.
+    {data: up to 512 KiB from offset `at` on, in base64, last: whether nothing follows}. It has the job's key. Raises NotFound
+    where no supervisor of the job answers, or its machines cannot join.
     """
     job, at = request["job"], request["at"]
     bundle = _bundles.get(job) or _ask_for_bundle(context, job)

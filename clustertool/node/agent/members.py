@@ -65,7 +65,7 @@ def join(agent: Agent, request: JoinRequest) -> JoinAnswer:
     """Start a process that joins a job on this node and becomes its supervisor, if none of this job runs here.
 
     Returns the state: "started"; "needs code": keep_code() comes first; "runs already"; "left": this node takes no part any
-    more, and the request has no `again`. Raises UsageError.
+    more, and the request has no `again`. Raises UsageError for an invalid id.
     """
     job = request["job"]
     if not is_job_id(job):
@@ -206,7 +206,8 @@ def _own_code() -> Dict[str, str]:
 def reports(context: NodeContext, request: JoinReportsRequest) -> JoinReportsAnswer:
     """Return what the process that joins has reported since the last request, after at most `seconds` of waiting.
 
-    Raises NotFound; InternalError or NodeLost if the process has died and nothing is left to return.
+    {reports: 50 at most}. Raises NotFound if this agent has started none for the job; InternalError or NodeLost if the process
+    has died and nothing is left to return.
     """
     member = _member(request["job"])
     found = member.take_reports(request["seconds"])
@@ -216,9 +217,9 @@ def reports(context: NodeContext, request: JoinReportsRequest) -> JoinReportsAns
 
 
 def end(context: NodeContext, request: JoinReportsRequest) -> Answer:
-    """Send SIGTERM to the process that this agent has started, and wait until it is gone.
+    """Send SIGTERM to the process that this agent has started for a job, and wait until it is gone.
 
-    Raises NotFound; PreflightError after 30 s.
+    Raises NotFound if it has started none, and PreflightError if the process still lives after 30 s.
     """
     process = _member(request["job"]).process
     if process is None:
@@ -290,9 +291,10 @@ def _parse_report(text: bytes) -> Optional[JoinReportLine]:
 
 
 def leave(context: NodeContext, request: LeaveRequest) -> LeaveAnswer:
-    """Request this node's release from its supervisor, and wait for its end, at most `seconds`; return whether it has left.
+    """Request this node's release from its supervisor, and wait for its end, at most `seconds`; answer whether it has left.
 
-    Raises NotFound, PreflightError, and UsageError on the node that coordinates the job.
+    Raises NotFound if the job does not run here, PreflightError if its supervisor does not answer, and UsageError if this node
+    may not leave the job, or with a `code` coordinates it.
     """
     record, until = record_of(context, request["job"]), time.monotonic() + request["seconds"]
     key = record.key()
@@ -307,9 +309,10 @@ def leave(context: NodeContext, request: LeaveRequest) -> LeaveAnswer:
 
 
 def _release(record: Record, by: str, code: int, until: float) -> None:
-    """Send the supervisor the request to leave, again and again until it accepts. Raises NotFound, PreflightError.
+    """Send the supervisor the request to leave, again and again until it accepts.
 
-    A coordinator between two epochs refuses it, so the next epoch is waited for until `until`.
+    Raises NotFound if none lives, PreflightError if it does not answer, UsageError if it refuses. A coordinator between two
+    epochs has no answer yet, so the next epoch is waited for until `until`.
     """
     command = cast("SupervisorRequest", {"type": "leave", "by": by, "code": code})
     answered_at = time.monotonic()

@@ -29,8 +29,9 @@ def place(agent: PlacingContext, request: PlaceRequest) -> Answer:
 
     A job that its engine starts again, and one that begins another epoch, keeps its directory: other machines, addresses and
     ports, the same files. The earlier supervisor has ended. A member of an elastic job has a record before its first epoch, and
-    no workspace and no output of the job `resume`. Its spec is written when they are complete. Raises PreflightError,
-    DispatchError, NotFound.
+    no workspace and no output of the job `resume`. Its spec is written when they are complete. Raises UsageError if another job
+    has the directory, PreflightError if something cannot be written or a port is in use, DispatchError for a damaged release,
+    NotFound without a job `resume`.
     """
     spec = request["spec"]
     again = may_be_placed_again(spec) and _started_before(spec)
@@ -81,7 +82,7 @@ def may_be_placed_again(spec: Spec) -> bool:
 def _started_before(spec: Spec) -> bool:
     """Check whether an earlier start of this job has left its directory, with events; remove one that is placed by half.
 
-    Raises PreflightError.
+    Raises PreflightError if that cannot be removed.
     """
     try:
         if not is_placed_with(spec["job_dir"], spec["token"]):
@@ -95,7 +96,10 @@ def _started_before(spec: Spec) -> bool:
 
 
 def _make_directory(spec: Spec) -> int:
-    """Make the directory of a job below ROOT_DIR, and return its descriptor. Raises PreflightError."""
+    """Make the directory of a job below ROOT_DIR, and return its descriptor.
+
+    Raises UsageError if it exists, and PreflightError if it cannot be made.
+    """
     root, base = spec["root"], os.path.dirname(spec["job_dir"])
     files.make_root(root)
     if base != root:
@@ -106,8 +110,8 @@ def _make_directory(spec: Spec) -> int:
 def _claim_ports(agent: PlacingContext, spec: Spec) -> None:
     """Claim the job's ports before the copies, which can take hours: no other job takes them meanwhile.
 
-    The claims are valid while the records are recent: sets agent.placed, so that the agent keeps them so. Raises PortInUse,
-    PreflightError.
+    The claims are valid while the records are recent: sets agent.placed, so that the agent keeps them so. Raises PortInUse if
+    another job has one, and PreflightError if the claims cannot be written.
     """
     own = [port for process in spec["processes"] for port in process["ports"]]
     claims.claim([*own, *spec["extra_ports"]], spec["job"], os.path.dirname(spec["job_dir"]))
@@ -185,7 +189,10 @@ def unplace(agent: PlacingContext, request: UnplaceRequest) -> Answer:
 
 
 def _remove(job_dir: str) -> None:
-    """Remove the directory of a job that never started, and take back its claims. Raises NotFound, PreflightError."""
+    """Remove the directory of a job that never started, and take back its claims.
+
+    Raises NotFound if the directory has no marker, and PreflightError if this fails.
+    """
     ledger.remove_job(job_dir)
     _take_back_claims(job_dir)
 
@@ -197,7 +204,10 @@ def _take_back_claims(job_dir: str) -> None:
 
 
 def is_placed_with(job_dir: str, token: str) -> bool:
-    """Check whether a job's directory was placed with this token. Raises NotFound."""
+    """Check whether a job's directory was placed with this token, by the ledger, else by its spec.
+
+    Raises NotFound if the ledger has no token, and there is no directory.
+    """
     known = ledger.read(paths.JobPaths.at(job_dir)).get("token")
     if known:
         return bool(known == token)
