@@ -46,9 +46,9 @@ class LaunchedRanks:
         self._daemons: Dict[str, Key] = {daemon_launch.host_name(key[1]): key for key in daemons}
 
     def prepare(self, job: int, bundle: bytes) -> None:
-        """Make the job's private folders, and write the scripts that mpirun calls. bundle: see launcher_scripts.
+        """Make the job's private folders, and write the scripts that mpirun calls, if mpirun starts ranks.
 
-        Raises PreflightError.
+        Raises PreflightError if they cannot be written. bundle: see launcher_scripts.
         """
         if not self.present:
             return
@@ -83,7 +83,7 @@ class LaunchedRanks:
     def admit(self, key: Key, pid: int) -> None:
         """Check that the rank is expected and `pid` is a child of this process, and expect it no more.
 
-        Raises UsageError, NotFound.
+        Raises UsageError if the rank is not expected, and NotFound if `pid` is no child.
         """
         name = self._spec["name"]
         if key not in self._expected:

@@ -65,7 +65,11 @@ def main(job_dir: str, arguments: Sequence[str]) -> None:
 
 
 def _ask_supervisor(paths: JobPaths, request: SupervisorRequest) -> Mapping[str, object]:
-    """Send a request to the supervisor, and return its answer. Raises ClustertoolError, OSError."""
+    """Send a request to the supervisor, and return its answer.
+
+    Raises OSError without a supervisor, InternalError if it ends before it answers, and the ClustertoolError by which it
+    refuses.
+    """
     with supervisor_client.open_request(paths, request) as sock:
         answer = supervisor_client.receive(sock)
     if answer is None:
