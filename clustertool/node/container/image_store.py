@@ -65,7 +65,7 @@ def pull_image(node: NodeContext, request: ImageRequest) -> ImageAnswer:
 def load_image(node: NodeContext, request: LoadImageRequest) -> ImageAnswer:
     """Load a release into the runtime under the image's name, and describe it; apptainer's is unpacked in ROOT_DIR.
 
-    Raises DispatchError.
+    Raises DispatchError if the release is damaged, there is no room, or the runtime fails.
     """
     runtime, program = request["runtime"], request["program"]
     store, release, kind = Store(node.root), request["release"], request["kind"]

@@ -13,7 +13,7 @@ from clustertool.node.system import users
 def rank_user(root: str) -> RankUser:
     """Return the user of this process, with its HOME for containers below ROOT_DIR, made if missing.
 
-    Raises PreflightError, OSError.
+    Raises PreflightError or OSError as files.make_dir().
     """
     uid = os.getuid()
     home = files.make_dir(root, *os.path.relpath(rank_home(root), root).split(os.sep))
