@@ -91,9 +91,9 @@ def read_versions(asked: JobEnvironment, limit: float = LIMIT) -> Tuple[ProbeAns
 
 
 def read_mpi(asked: JobEnvironment, limit: float = LIMIT) -> ProbeAnswer:
-    """Run `mpirun --version` as mpirun would be started, and return what it prints; "" without mpirun.
+    """Run `mpirun --version` as mpirun would be started, and find the daemons in `packages`: {mpirun, mpi_daemons}.
 
-    Also returns which of the daemons in `packages` are there.
+    mpirun: the first three lines that it prints, 300 characters at most; "" without mpirun. mpi_daemons: those that are there.
     """
     mark = os.urandom(8).hex()
     process: ProcessCommand = {

@@ -214,7 +214,8 @@ def _mtu(nic: str) -> int:
 def _choose_address(request: ProbeRequest, problems: List[Problem]) -> Tuple[str, str]:
     """Choose the training address and its interface: HOSTS' address, PADDLE_NIC's, the host itself, else where ssh came in.
 
-    The last resort is 127.0.0.1. A problem is added for an interface that is not there, or has no address.
+    The last resort is 127.0.0.1. Of PADDLE_NIC's addresses that of the host counts, else that of ssh, else the first. A problem
+    is added for an interface that is not there, or has no address.
     """
     nic, given = request["nic"], request["address"]
     names = interfaces()

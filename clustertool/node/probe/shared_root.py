@@ -25,7 +25,8 @@ _OLD = 3600.0  # seconds after which the marks of a laptop that went away are ru
 def meet(node: NodeContext, request: MeetRequest) -> SeenAnswer:
     """Do a step of the meeting: "leave" creates this node's mark, "find" returns the nodes with marks, another removes them.
 
-    Raises PreflightError, OSError.
+    Answers {seen: numbers of nodes, sorted} to "find", else {}. Raises PreflightError if ROOT_DIR is not this user's, and
+    OSError if it cannot be written or read.
     """
     ours, name = os.path.join(node.root, OURS), _PREFIX + request["token"]
     place = os.path.join(ours, name)
