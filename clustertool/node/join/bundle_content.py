@@ -62,7 +62,8 @@ class BundleContent:
     def install(self, root: str, release: str) -> None:
         """Put the bundle's workspace, if it has one, into the store of ROOT_DIR where it is missing, and prune the store.
 
-        Raises PreflightError, DispatchError, DataError.
+        Raises PreflightError if ROOT_DIR is not this user's, DispatchError if a piece is damaged or the store cannot be
+        written, and DataError for a damaged bundle.
         """
         if not release or MANIFEST not in self._names():
             return
@@ -95,7 +96,7 @@ class BundleContent:
         return self._in_archive(lambda archive: archive.namelist())
 
     def _content(self, name: str) -> bytes:
-        """Return the content of a file in the bundle."""
+        """Return the content of a file in the bundle. Raises DataError if it is missing or damaged."""
         return self._in_archive(lambda archive: archive.read(name))
 
     def _in_archive(self, read: Callable[[zipfile.ZipFile], T]) -> T:

@@ -157,7 +157,8 @@ def probe_task(
 def _pull_image(node: NodeContext, known: ContainerAnswer, container: ContainerSettings) -> None:
     """Pull the image, and add its facts to `known`, if there is a runtime, and `pull` of CONTAINER wants that.
 
-    No laptop brings images to machines that join, so each machine pulls its own. Raises DispatchError, NotFound.
+    No laptop brings images to machines that join, so each machine pulls its own. Raises DispatchError if the pull fails,
+    NotFound for the path of a file that is not here.
     """
     if not known["runtime"] or container.pull == NEVER or (known["image_id"] and container.pull != ALWAYS):
         return

@@ -328,7 +328,7 @@ class _StoreThread:
             self._note(repr(error))
 
     def _obey(self, orders: Deque[Callable[[], None]]) -> None:
-        """Execute the first order. If the store cannot be reached, put it back, and raise EtcdError."""
+        """Execute the first order. Raises its EtcdError; if that is not final, the order stays first in the queue."""
         order = orders.popleft()
         try:
             order()

@@ -364,9 +364,9 @@ class _Search:
             raise NodeLost(what, fix)
 
     def connect(self, now: float) -> Optional[tls_link.TlsLink]:
-        """Begin to connect to the next endpoint, if it is time for that, and return the connection, else None.
+        """Begin to connect to the next endpoint, if it is time for that, and return the connection.
 
-        Raises NodeLost after JOIN_TIMEOUT.
+        None if it is not, the host is not known, or the attempt fails at once. Raises NodeLost after JOIN_TIMEOUT.
         """
         self.require_time(self._cause or "it did not answer")
         if now < self._retry_at:

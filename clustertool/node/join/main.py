@@ -97,7 +97,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _parse_arguments(arguments: Sequence[str]) -> argparse.Namespace:
-    """Parse the options of `join`. Raises UsageError."""
+    """Parse the options of `join`. Raises UsageError for wrong ones; --help prints and exits."""
     parser = _Parser(prog="join", description="Join a job as one of its nodes.")
     parser.add_argument("--index", default="", help="of this machine, from 0; 0 is the coordinator")
     parser.add_argument("--coordinator", default="", metavar="HOST[:PORT]", help="where the coordinator listens")
@@ -136,7 +136,10 @@ def _parse_meeting_point(text: str, port: int) -> MeetingPoint:
 
 
 def _read_join_file(name: str) -> JoinFile:
-    """Read the join file. name: its path, or the number of an open descriptor. Raises DataError, PreflightError."""
+    """Read the join file. name: its path, or the number of an open descriptor.
+
+    Raises PreflightError if it cannot be opened, or others may read it, and DataError for a damaged one.
+    """
     fd = int(name) if name.isdecimal() else _open_join_file(name)
     with open(fd, "rb") as file:
         text = file.read(_LARGEST)

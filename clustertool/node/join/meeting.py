@@ -60,7 +60,8 @@ class MemberPlace(NamedTuple):
 def place_of(join: JoinFile) -> MemberPlace:
     """Determine whether this machine coordinates and at which address, its number, and the doubt about a place that was typed.
 
-    Raises UsageError, PreflightError.
+    Raises UsageError for a typed place at which no machines can meet, and PreflightError if this machine coordinates, and the
+    coordinator's host is not known here.
     """
     coordinator, host, doubt = join.coordinator.member, join.coordinator.host, None
     coordinates = join.index in (None, coordinator)
@@ -208,7 +209,7 @@ def addresses(host: str) -> List[str]:
 
 
 def endpoints(join: JoinFile) -> List[Endpoint]:
-    """List all endpoints that may be the coordinator's, as addresses. Raises OSError."""
+    """List all endpoints that may be the coordinator's, as (address, port). Raises OSError if its host is not known."""
     return [(address, port) for address in addresses(join.coordinator.host) for port in ports(join)]
 
 
@@ -235,7 +236,7 @@ def listens_on_all(host: str, address: str) -> bool:
 def open_port(join: JoinFile, address: str) -> Tuple[socket.socket, int]:
     """Listen at the first of the coordinator's ports that is free, and return the socket and the port.
 
-    Raises PreflightError.
+    Raises PreflightError if none is free.
     """
     bound = "0.0.0.0" if listens_on_all(join.coordinator.host, address) else address
     wanted = ports(join)
@@ -255,7 +256,7 @@ def open_port(join: JoinFile, address: str) -> Tuple[socket.socket, int]:
 def free_port(join: JoinFile, address: str) -> int:
     """Return a port at which this machine could coordinate: the last coordinator's if it is free, else one by the job id.
 
-    Raises PreflightError.
+    Raises PreflightError if none is free.
     """
     try:
         listening, port = open_port(join, address)

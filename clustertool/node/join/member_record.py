@@ -47,7 +47,10 @@ class MemberRecord:
     """
 
     def __init__(self, spec: Spec, bundle: bytes) -> None:
-        """Open the record and the socket of this member between two epochs. Raises PreflightError, NotFound."""
+        """Open the record and the socket of this member between two epochs.
+
+        Raises NotFound if the job has no directory here, and PreflightError if the socket cannot be created.
+        """
         self.spec, self.bundle = spec, bundle
         self.stopped: Optional[ClustertoolError] = None
         self.released, self.code = "", 0
@@ -142,7 +145,8 @@ def first_record(join: JoinFile, root: str) -> Optional[MemberRecord]:
     """Make the job's directory and the record of a member before the plan, with its first events.
 
     Returns None if the directory's place is not known by then. A machine that was started again has a directory already. Raises
-    PreflightError, UsageError, NodeLost.
+    PreflightError if something cannot be made, UsageError if another job has the directory, and NodeLost as
+    _require_no_epoch().
     """
     if not join.own.base or join.index is None:
         return None

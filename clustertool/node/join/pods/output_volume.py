@@ -19,7 +19,7 @@ def link_output(spec: Spec, volume: str, umask: int) -> None:
 
     The folder is JOB<id> for node 0, and JOB<id>-node<n> for the others: each node has an output of its own. umask: of the
     ranks. What the workspace has in the output folder is copied to the volume. A link of the workspace stays. Raises
-    PreflightError.
+    PreflightError if the volume cannot be written.
     """
     node = spec["node"]
     target = os.path.join(volume, folder_of(spec["job"]) + (f"-node{node}" if node else ""))
