@@ -35,9 +35,10 @@ def device_names(text: str) -> List[str]:
 
 
 def allocated_names(kind: str, environ: Mapping[str, str]) -> List[str]:
-    """List the names in the variable of a kind, which are the devices that an engine has allocated; [] without the variable.
+    """List the names in the variable of a kind, which are the devices that an engine has allocated.
 
-    Of dcu, without its variable: the positions of the devices in ROCR_VISIBLE_DEVICES.
+    [] without the variable, and for a kind without one. Of dcu, without its variable: the positions of the devices in
+    ROCR_VISIBLE_DEVICES.
     """
     if kind not in VARIABLES:
         return []
@@ -100,7 +101,10 @@ def find_faults(card: "Card", shared: bool = False) -> List[Fault]:
 
 
 def _heat(card: "Card") -> List[Fault]:
-    """List the faults of a card that is too hot, or is slowed down now, except by its power cap."""
+    """List the faults of a card that is too hot, or is slowed down now, except by its power cap.
+
+    Too hot: at its slowdown temperature, or at HOT if it reports none.
+    """
     found = []
     degrees, limit = card.get("temperature"), card.get("slowdown") or HOT
     if degrees is not None and degrees >= limit:

@@ -13,7 +13,7 @@ DURATIONS = "seconds, or a number with a unit: 30s, 5m, 1h30m"  # what seconds_o
 
 
 def whole(value: object, low: int, high: int) -> Optional[int]:
-    """Read an int, or its text of at most five digits, from `low` to `high`. None for everything else."""
+    """Read an int, or its text, from `low` to `high`, of at most five digits. None for everything else."""
     text = str(value)
     known = type(value) in (int, str) and text.isascii() and text.isdecimal() and len(text) <= 5
     return int(text) if known and low <= int(text) <= high else None
