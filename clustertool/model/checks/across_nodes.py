@@ -23,9 +23,10 @@ def drift(facts: ByNode, asked: Mapping[int, Tuple[float, float]]) -> List[Findi
 
 
 def _clocks(facts: ByNode, asked: Mapping[int, Tuple[float, float]]) -> List[Finding]:
-    """Compare each clock with the middle of all, the laptop's among them; warn of more than SKEW seconds.
+    """Compare the clock of each node in `asked` with the median of all and the laptop's; of one node with the laptop's.
 
-    Where all nodes agree, the laptop's clock is the wrong one.
+    A difference of more than SKEW and the error of its estimate is a warning. If the median itself is so far from the laptop's
+    clock, the nodes that agree with it get a warning about the laptop's; otherwise they are ok.
     """
     skews = {node: skew(fact, *asked[node]) for node, fact in facts.items() if node in asked}
     right = _middle([0.0, *(off for off, _ in skews.values())]) if len(skews) > 1 else 0.0
@@ -73,9 +74,10 @@ def _check_names(facts: ByNode) -> List[Finding]:
 
 
 def _check_name(fact: Facts, several: bool) -> Finding:
-    """Report a training address that leads back to its own machine (error), such a host name, and one without an address.
+    """Judge a node's training address and host name: one finding of the column host.
 
-    several: the nodes are several machines; else, and without a fault, the level is ok.
+    A loopback address for training is an error. A name that resolves to a loopback address, or on an examined node to none, is
+    a warning. several: the nodes are several machines; else all is ok.
     """
     name, own = fact.hostname, fact.own
     if several and fact.address.startswith(_LOOPBACK):
@@ -93,7 +95,10 @@ def _check_name(fact: Facts, several: bool) -> Finding:
 
 
 def _mtus(facts: ByNode) -> List[Finding]:
-    """Report the MTU of each node's interface, with a warning where most have another one. Loopback is not compared."""
+    """Report the MTU of each node's interface: a warning where most have another one, else ok.
+
+    An unknown MTU, and that of loopback, are not compared.
+    """
     known = {node: fact.mtu for node, fact in facts.items() if fact.mtu and fact.nic != "lo"}
     usual = most_common(known.values())
     found = []

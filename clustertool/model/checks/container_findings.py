@@ -34,9 +34,10 @@ class Verdict(NamedTuple):
 
 
 def container_findings(cluster: Cluster, settings: ContainerSettings, facts: ByNode) -> List[Finding]:
-    """Collect the findings about runtimes and images.
+    """Collect the findings about the runtime and the image of each node, and about GPUs in containers if ranks get some.
 
-    settings: of the job. facts: of all nodes; those that were not asked for their runtime are left out.
+    Different images are found only if nodes neither pull the image anew nor get it sent. settings: of the job. facts: of all
+    nodes; those that were not asked for their runtime are left out.
     """
     known = {node: fact.container for node, fact in sorted(facts.items()) if fact.container is not None}
     sent = cluster.image_from != REGISTRY
@@ -57,7 +58,8 @@ def container_findings(cluster: Cluster, settings: ContainerSettings, facts: ByN
 def _judge_node(settings: ContainerSettings, one: ContainerFacts, size: int, sent: bool) -> List[Verdict]:
     """Judge the runtime of a node, the image there, sources of volumes, and limits that have no effect.
 
-    size: of the image in bytes, as another node knows it; -1: none does. sent: the node does not pull the image.
+    A missing runtime is the only verdict, and so is a missing image that is neither pulled nor sent. size: of the image in
+    bytes, as another node knows it; -1: none does. sent: the node does not pull the image.
     """
     if not one.runtime:
         return [Verdict("error", one.problem, one.fix)]
@@ -86,9 +88,9 @@ def _by_hand(image: str, one: ContainerFacts) -> str:
 
 
 def _judge_room(settings: ContainerSettings, one: ContainerFacts, client: str, size: int, sent: bool) -> Verdict:
-    """Judge the room for an image that comes to the node: an error if it does not fit.
+    """Judge the room for an image that comes to the node: an error if the node has none yet and it does not fit.
 
-    Without a size: a warning if less than 2 GiB are free. size, sent: see _judge_node().
+    If its size is not known: a warning if less than 2 GiB are free. Otherwise ok. size, sent: see _judge_node().
     """
     free = one.store_free
     fix = f"make room in {one.store or 'the home'} ({one.runtime} image prune)"
@@ -129,9 +131,9 @@ def same_image(one: ContainerFacts, other: ContainerFacts) -> bool:
 
 
 def different_images(known: Mapping[int, ContainerFacts], names: Mapping[int, str]) -> Dict[int, Verdict]:
-    """Return an error for each node whose image is not that of most nodes, {} where all are equal.
+    """Return {node: an error} for nodes whose image is not that of most nodes; {} if all are equal.
 
-    known: nodes with the image.
+    Of equally many, the image of the first node counts. known: nodes with the image.
     """
     groups: List[List[int]] = []
     for node, one in sorted(known.items()):

@@ -47,7 +47,7 @@ def nodes_to_ask(cluster: Cluster, facts: ByNode) -> List[int]:
 
 
 def shared_cards(made: Optional[Plan]) -> Dict[int, FrozenSet[int]]:
-    """Map each node to those of its cards that more than one process of a plan gets."""
+    """Map each node of a plan to those of its cards that more than one process gets; {} without a plan."""
     times: Dict[int, List[int]] = {}
     for process in made.processes if made else ():
         times.setdefault(process.node, []).extend(process.devices)
@@ -59,7 +59,7 @@ def inventory(
 ) -> Tuple[Finding, ...]:
     """Collect the findings about the cards of nodes that were asked, and about nodes that have none where others have some.
 
-    twice: cards that more than one rank gets, by node.
+    Those of checks in CHECKS_OFF are left out. reports: answers by node. twice: cards that more than one rank gets, by node.
     """
     hosts = {host.index: host for host in cluster.hosts}
     found = [*_counts(hosts, facts, reports), *_one_machine(cluster, facts)] if reports else []
@@ -144,9 +144,10 @@ def _warn_of_different(column: str, values: Mapping[int, str], fix: str) -> List
 
 
 def _health(node: int, report: DevicesAnswer, cards: Sequence[Card], twice: FrozenSet[int]) -> List[Finding]:
-    """Report the faults of a node's cards, or one finding of level ok.
+    """Report the faults of a node's cards, equal ones together; one finding of level ok if there are none.
 
-    Without NVML there is no NCCL either, so a missing answer is an error. Tools of other vendors are only informative.
+    A problem with the query of the cards is an error for kind gpu, as without NVML there is no NCCL either, else a warning. A
+    gpu without a report of its driver is an error. twice: cards that more than one rank gets.
     """
     kind = str(report["kind"])
     found = []
@@ -218,7 +219,7 @@ def _processes(node: int, kind: str, cards: Sequence[Card]) -> List[Finding]:
 
 
 def _of_holder(card: Card, process: CardProcess) -> bool:
-    """Check whether a process belongs to the job that has locked its card, as far as the process shows its job."""
+    """Check whether a process has the user of its card's lock, and its job, if it shows one; False without a lock."""
     locked = card.get("held")
     if not locked:
         return False

@@ -59,7 +59,7 @@ def check(
 def _equal_by_machine(facts: ByNode) -> Dict[int, Facts]:
     """Return the facts with equal load, memory and /dev/shm for all nodes of one machine: those of its first node.
 
-    They were read at different times, and are reported once so.
+    They were read at different times; findings with equal values are shown together.
     """
     first = {facts[node].machine: facts[node] for node in sorted(facts, reverse=True)}
     alike = {node: first[fact.machine] for node, fact in facts.items()}
@@ -80,7 +80,10 @@ def unreachable(
 
 
 def _ping(node: int, answer: Optional[bool], answered: bool) -> Finding:
-    """Report the result of a ping: without a reply a warning if the node answered by ssh (`answered`), else an error."""
+    """Report the result of a ping: without a reply a warning if the node answered by ssh (`answered`), else an error.
+
+    None, not measured, is the level skip.
+    """
     if answer is None:
         return Finding(node, "ping", "skip", "not measured")
     if answer:
@@ -99,7 +102,11 @@ def _phases(node: int, user: str, seconds: Mapping[str, float]) -> Finding:
 
 
 def _check_node(cluster: Cluster, fact: Facts, ports: bool) -> List[Finding]:
-    """Report python, rsync, disk, ports (if they are checked), and problems of root, tmp and nic that the node has found."""
+    """Report python, rsync, disk, ports (if they are checked), and problems of root, tmp and nic that the node has found.
+
+    Each without a problem is ok. A missing rsync is an error, but only if DISPATCH is rsync; one that does not run is otherwise
+    a warning.
+    """
     n = fact.node
     found = [Finding(n, "python", "ok", fact.python)]
     if cluster.dispatch == "rsync" and not fact.rsync:
@@ -119,9 +126,9 @@ def _check_node(cluster: Cluster, fact: Facts, ports: bool) -> List[Finding]:
 
 
 def disk(fact: Facts, need: int) -> Finding:
-    """Check that ROOT_DIR has room: an error for less than `need` bytes (or 1 MiB), or no inodes; a warning for little more.
+    """Check that ROOT_DIR has room: an error for less than `need` bytes (at least 1 MiB), or without an inode.
 
-    need: bytes of the workspace. Few inodes are a warning, too.
+    Less than 256 MiB more, or fewer than FEW_INODES inodes, are a warning. need: bytes of the workspace.
     """
     node, free = fact.node, fact.disk_free
     text = f"{human_bytes(free)} free"
@@ -156,7 +163,10 @@ def _ports(cluster: Cluster, node: int, fact: Facts) -> Finding:
 
 
 def _check_condition(cluster: Cluster, fact: Facts) -> List[Finding]:
-    """Report memory, load, limits, /dev/shm, proxies and processes of ended jobs, as warnings; and the packages it has."""
+    """Judge memory, load, limits, /dev/shm, proxies and processes of ended jobs: for each a warning, or ok.
+
+    Of an examined node, the packages that it has are reported, too, as ok.
+    """
     wrong = {"memory": _memory(fact), "load": _load(fact), "limits": _limits(fact), "shm": _shm(fact)}
     wrong["proxy"] = _proxy(cluster, fact)
     if fact.examined or fact.leftovers:

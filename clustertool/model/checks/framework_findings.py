@@ -64,7 +64,7 @@ class TrialRank:
 
     @property
     def failure(self) -> str:
-        """What went wrong with it, "" as long as nothing did."""
+        """What the framework raised, else how its process ended before it was done, with its last line; "" for neither."""
         if self.failed or not self.ended or self.at == "done":
             return self.failed
         return f"{self.ended}: {self.last_line}" if self.last_line else self.ended
@@ -78,7 +78,7 @@ class TrialRank:
 def advance(rank: TrialRank, line: str, mark: str) -> TrialRank:
     """Return the rank after one line of its log: a report changes its step, any other line is its last one.
 
-    mark: begins reports.
+    An empty line, and a damaged report, change nothing. mark: begins reports.
     """
     report = _parse_report(line, mark)
     if report is None:
@@ -100,8 +100,8 @@ def _parse_report(line: str, mark: str) -> Optional[Dict[str, str]]:
 def patience(ranks: Sequence[TrialRank], seconds: float) -> float:
     """Compute for how many seconds the trial waits for the next line of a rank before it ends: 0 when all are done.
 
-    `seconds` (of --timeout) if no rank has failed, or one waits that does not need the others yet. Otherwise, only the time
-    for the messages about the failure.
+    `seconds` (of --timeout) if no rank has failed, or one waits that does not need the others yet. Otherwise at most SOON if
+    others wait and all that have failed needed them; else LAST_LINE_WAIT.
     """
     waiting, broken = [one for one in ranks if one.waits], [one for one in ranks if one.failure]
     if not broken:
@@ -210,7 +210,10 @@ def _other_interface(chosen: str, right: str) -> bool:
 
 
 def _network_fix(one: TrialRank, fact: Facts) -> str:
-    """Return the fix for a rank that failed or hangs at a step which needs the others."""
+    """Return the fix for a rank that failed or hangs at a step which needs the others.
+
+    It is about the variable of the interface if that names another one than the address has, else about firewalls.
+    """
     if _other_interface(one.nic, fact.nic):
         name = f"{'NCCL' if one.backend == 'nccl' else 'GLOO'}_SOCKET_IFNAME"
         return _FIXES["nic"].format(name=name, nic=one.nic, address=fact.address, right=fact.nic)

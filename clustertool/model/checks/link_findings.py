@@ -108,7 +108,7 @@ def _tournament(nodes: Sequence[int]) -> Tuple[Tuple[Pair, ...], ...]:
 
 
 def ports_to_try(cluster: Cluster, facts: ByNode, made: "Plan | None", seed: str) -> Dict[int, Tuple[int, ...]]:
-    """Choose a few ports of every node: those of a plan, else ports such as a plan would choose.
+    """Choose up to PORTS ports of every node: those of a plan, else ports such as a plan would choose.
 
     Ports in use are not tested.
     """
@@ -213,9 +213,10 @@ def _broken(node: int, peers: Sequence[int], directions: Mapping[Pair, Direction
 
 
 def slow_links(speeds: Mapping[Pair, float], names: Names) -> List[Finding]:
-    """Warn of links with less than half of the median bandwidth. A node whose every link is slow is reported once.
+    """Warn of links with less than half of the median bandwidth.
 
-    speeds: bytes per second; fewer than three are not judged.
+    The node with most slow links is reported with all of them, then the next one of the rest. speeds: bytes per second of each
+    pair; fewer than three are not judged.
     """
     if len(speeds) < 3:
         return []
