@@ -177,9 +177,10 @@ KEYS = {each.metadata["key"]: each for each in fields(Cluster) if "key" in each.
 
 
 def read_cluster(values: Mapping[str, object], where: str = "conf.py", needs_hosts: bool = True) -> Cluster:
-    """Build a cluster of the capital names of conf.py. Raises ConfigError naming the key, its value and what is right.
+    """Build a cluster of the capital names of conf.py; keys that are missing have the defaults.
 
-    needs_hosts: False for an engine that chooses the nodes itself; HOSTS may then be missing.
+    Raises ConfigError for an unknown key, a wrong value, missing HOSTS, and a ROOT_DIR or PYTHON that _require_absolute_roots()
+    refuses. needs_hosts: False for an engine that chooses the nodes itself; HOSTS may then be missing.
     """
     found: Dict[str, Any] = {
         "where": where,

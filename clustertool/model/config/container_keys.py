@@ -70,7 +70,10 @@ def refuse_launcher(settings: ContainerSettings, mode: str) -> None:
 
 
 def _require_consistent(settings: ContainerSettings, error: Type[ClustertoolError], where: str) -> ContainerSettings:
-    """Return the settings. Raises `error` where the runtime cannot run the image, or has an option that is refused."""
+    """Return the settings as they are.
+
+    Raises `error` if the runtime cannot run the image, or `options` has one that the tool refuses for the runtime.
+    """
     if only_for_apptainer(settings.image) and settings.runtime not in (AUTO, APPTAINER):
         what = f"{where}: {settings.runtime} cannot run the image {settings.image!r}"
         raise error(what, f"runtime = {APPTAINER!r}, or an image of a registry")
@@ -91,7 +94,7 @@ def _read_image(value: object) -> str:
 
 
 def _read_texts(value: object) -> Tuple[str, ...]:
-    """Read a list of strings, each on one line. Raises ValueError, which states what is right."""
+    """Read a list of strings, none empty, each on one line. Raises ValueError, which states what is right."""
     texts = value if isinstance(value, (list, tuple)) else [None]
     if not all(isinstance(text, str) and text and "\0" not in text and "\n" not in text for text in texts):
         raise ValueError('a list of strings: ["--shm-size=8g"]')

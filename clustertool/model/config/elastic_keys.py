@@ -27,7 +27,10 @@ _USUAL_PORT = 2379  # etcd's
 
 
 def node_range(text: str) -> Tuple[int, int]:
-    """Parse MIN:MAX, or N, which is N:N here. Raises UsageError."""
+    """Parse MIN:MAX, or N, which is N:N here, to two numbers.
+
+    Raises UsageError for another text, a number that is not from 1 to MOST, and a MIN above MAX.
+    """
     low, colon, high = text.partition(":")
     least, most = whole(low, 1, MOST), whole(high if colon else low, 1, MOST)
     if least is None or most is None or least > most:
@@ -102,13 +105,13 @@ class ElasticSettings:
 def read_elastic(
     cluster: Cluster, table: Toml, mode: str, nnodes: str = "", servers: Sequence[str] = (), timeout: str = ""
 ) -> ElasticSettings:
-    """Read the elastic settings of a job: the options, else [elastic], else the defaults; without a maximum, that of HOSTS.
+    """Read the elastic settings of a job: the options, else [elastic], else the defaults.
 
-    A job with --nnodes N, or without a minimum, is not elastic: it has the defaults. table: [elastic]. nnodes, servers,
-    timeout: --nnodes, --elastic-server and --elastic-timeout as they were typed.
-
-    Raises DataError for the table, also for a server with a user if the workspace may not choose it; UsageError for the mode,
-    and for options, also if the job is not elastic; ConfigError for COORDINATOR.
+    Without a maximum, it is the number of HOSTS, but not below the minimum. A job with --nnodes N, or without a minimum, is not
+    elastic: it has the defaults. table: [elastic]. nnodes, servers, timeout: --nnodes, --elastic-server and --elastic-timeout
+    as they were typed. Raises DataError for the table, also for a server with a user if the workspace may not choose it, and
+    without a maximum and HOSTS; UsageError for the mode, and for options, also if the job is not elastic; ConfigError for
+    COORDINATOR.
     """
     found = _read_table(table)
     low, high = node_range(nnodes) if is_range(nnodes) else (0, 0) if nnodes else (found["min"], found["max"])
@@ -152,7 +155,10 @@ def _parse_timeout(text: str) -> float:
 
 
 def _read_table(table: Toml) -> Toml:
-    """Read the values of [elastic], with the defaults of those that are missing. Raises DataError, also for wrong limits."""
+    """Read the values of [elastic], with the defaults of those that are missing.
+
+    Raises DataError for an unknown key, a wrong value, min above max, and max without min.
+    """
     found: Dict[str, object] = {name: default for name, (_, default, _) in _KEYS.items()}
     for name, value in table.items():
         if name not in _KEYS:

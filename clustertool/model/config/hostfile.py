@@ -24,10 +24,10 @@ Listed = Union[str, Dict[str, Any]]  # a host as HOSTS has it
 
 
 def read_hostfile(text: str, where: str) -> List[Dict[str, Any]]:
-    """Read `host slots=4` (Open MPI, DeepSpeed) or `host:4` (Horovod) lines, as entries of HOSTS. Raises ConfigError.
+    """Read `host slots=4` (Open MPI, DeepSpeed) or `host:4` (Horovod) lines as entries of HOSTS: dicts of host and slots.
 
     A # begins a comment. A host that is named again has the slots of all its lines, one for a line without a number (Open MPI,
-    PBS).
+    PBS); one that is named once, without a number, has no slots. Raises ConfigError for a wrong line, and without any host.
     """
     found: Dict[str, List[Optional[int]]] = {}
     for number, line in enumerate(text.splitlines(), 1):
@@ -47,7 +47,11 @@ def read_hostfile(text: str, where: str) -> List[Dict[str, Any]]:
 
 
 def _read_line(line: str, where: str) -> Tuple[str, Optional[int]]:
-    """Split a line into the host and its number of slots, None if it has none; max-slots is ignored. Raises ConfigError."""
+    """Split a line into the host and its number of slots, None if it has none; host:4 has priority over slots=4.
+
+    max-slots is ignored. Raises ConfigError for an unknown key, a key without a value, and a number that is not from 1 to
+    10000.
+    """
     first, *rest = re.sub(r"\s*=\s*", "=", line).split()
     host, slots = _read_name(first)
     for option in rest:
@@ -66,7 +70,10 @@ def _read_line(line: str, where: str) -> Tuple[str, Optional[int]]:
 
 
 def _read_name(name: str) -> Tuple[str, str]:
-    """Split host:slots, [IPv6]:slots, or a host alone into host and slots, "" if it has none."""
+    """Split host:slots, [IPv6]:slots, or a host alone into host and slots, "" if it has none; ":" for `host:`, an error.
+
+    A user@ stays with the host.
+    """
     end = max(name.rfind("]"), name.rfind("@")) + 1
     if name.count(":", end) > 1:
         return name, ""
@@ -198,7 +205,7 @@ def _named_by(name: str, hosts: Sequence[Host]) -> Tuple[List[Host], Optional[Tu
 
 
 def _names_of_host(host: Host) -> Tuple[str, ...]:
-    """List the names by which --only and --skip know a host."""
+    """List the names by which --only and --skip know a host; this machine also has those of loopback."""
     bracketed = f"[{host.host}]" if is_address(host.host) and ":" in host.host else host.host
     if host.here:
         return (host.name, host.host, host.address, *LOOPBACK)

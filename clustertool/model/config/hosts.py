@@ -65,7 +65,10 @@ class Host:
 
     @property
     def entry(self) -> str:
-        """The account and port by which conf.py reaches this node: later commands find the node by this text."""
+        """The text by which later commands find this node: its entry in conf.py, USER@HOST:PORT.
+
+        #N is added for the Nth further entry of the same account and machine. `conf_entry` has priority.
+        """
         own = f"{self.user}@{self.host}:{self.port}" + (f"#{self.twin}" if self.twin else "")
         return self.conf_entry or own
 
@@ -349,7 +352,10 @@ def _read_positive(value: object, what: str) -> int:
 
 
 def _read_roles(value: object, place: str) -> Tuple[Tuple[str, Optional[int]], ...]:
-    """Convert ["pserver"] or {"pserver": 2} to (("pserver", 2),). Raises ConfigError."""
+    """Convert a list of roles, or a dict {role: number}, to pairs (role, number); the number is None in a list.
+
+    Raises ConfigError for another type, an unknown role, one that is named twice, and a wrong number.
+    """
     fix = 'write roles as ["pserver", "trainer", "heter"] or {"pserver": 1, "trainer": 2}'
     pairs: List[Tuple[object, object]]
     if isinstance(value, Mapping):

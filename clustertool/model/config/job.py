@@ -380,7 +380,8 @@ def _with_counts(role: Role, listed: str, endpoints: Sequence[str], counted: str
 def _stages(role: Role, options: Options) -> Tuple[Role, ...]:
     """Build the role of heter trainers for each stage, from three options with `;` between the stages.
 
-    One number or device is that of all stages. Raises UsageError.
+    One number or device is that of all stages. Raises UsageError for an option with another number of stages, an empty stage,
+    an unknown device, a wrong number, and an endpoint that is named twice.
     """
     texts = {
         "--heter-workers": ",".join(options.heter_workers),
@@ -491,7 +492,10 @@ def _split_variables(values: Sequence[str]) -> Pairs:
 
 
 def _policy(cluster: Cluster, file: Toml, options: Options) -> Policy:
-    """Build the policy of the options, else of [policy], else of conf.py or the defaults. Raises UsageError, DataError."""
+    """Build the policy: each value of its option, else of [policy], else the default; grace has that of conf.py.
+
+    loss_timeout is always that of conf.py. Raises UsageError for a wrong option, DataError for a wrong value in [policy].
+    """
 
     def checked(name: str, default: object, read: Callable[[object], Optional[Value]], what: str, fix: str) -> Value:
         """Read the option of this name, else the value of [policy], else the default.

@@ -92,7 +92,10 @@ def read_tables(toml: Toml) -> Dict[str, Any]:
 
 
 def _read_role(toml: Toml, name: str) -> Role:
-    """Read the table of a role. Raises DataError."""
+    """Read the table `name` of a role; without it a Role with its defaults.
+
+    Raises DataError for a command that is not a list of strings, and for a wrong per_node or ready.
+    """
     table = toml.get(name, {})
     command, per_node = table.get("command"), table.get("per_node")
     if command is not None and not (isinstance(command, list) and command and all(map(_is_text, command))):

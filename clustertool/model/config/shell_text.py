@@ -36,7 +36,10 @@ def expansion(text: str) -> str:
 
 
 def in_value(text: str) -> str:
-    """Find the first $NAME, ${NAME}, $( or ` in the value of a variable, which has no quotes; "" if there is none."""
+    """Find the first $NAME, ${NAME}, $( or ` in the value of a variable, which has no quotes; "" if there is none.
+
+    ${NAME} is returned as $NAME.
+    """
     found = _EXPANDED.search(text)
     return f"${found[1]}" if found and found[1] else found[0] if found else ""
 
