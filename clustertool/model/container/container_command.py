@@ -292,7 +292,7 @@ def accounts_command(container: ContainerSpec, spec: Spec) -> List[str]:
 
 
 def read_accounts(text: str, user: RankUser) -> Dict[str, str]:
-    """Parse the output of accounts_command(), and return those files that lack the user or its group, with an entry."""
+    """Parse the output of accounts_command(); return {file: its text with an entry} for files without the user or its group."""
     found, files = dict.fromkeys(ACCOUNTS, ""), iter(ACCOUNTS)
     file = next(files)
     for line in text.split("\n")[:-1]:
@@ -327,7 +327,11 @@ def _shell(argv: List[str]) -> List[str]:
 
 
 def _user(container: ContainerSpec) -> List[str]:
-    """Build the options by which a rank has the uid and the groups of the user on the node."""
+    """Build the options by which a rank has the uid and the groups of the user on the node.
+
+    Rootless docker runs it as root inside, which is this user, without the groups; rootless podman keeps all groups, unless
+    options add some.
+    """
     user, groups = container["uid"], container["groups"] or [container["uid"]]
     if container["rootless"]:  # root in such a container is the user on the node
         if container["runtime"] != PODMAN:

@@ -130,7 +130,10 @@ def _unusable(runtime: str, err: str, user: str) -> Runtime:
 
 
 def read_image(out: str, reference: str) -> Image:
-    """Parse what `image inspect` has printed about the image that is named `reference`; the id is "" if it is not JSON."""
+    """Parse what `image inspect` has printed about the image `reference`; the id is "" and the size -1 if it is not JSON.
+
+    The digest is that in `reference` if the image has it; else its own one, the first one of a registry, or its id.
+    """
     try:
         found = _dict(_list(json.loads(out))[0])
     except (ValueError, IndexError, RecursionError):
