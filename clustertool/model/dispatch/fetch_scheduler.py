@@ -97,8 +97,9 @@ class FetchScheduler:
     def listed(self, addresses: Sequence[Address], degree: int, now: float) -> List[FetchAction]:
         """Take a new list of the nodes that may have pieces, the best first; return what to connect to and to request.
 
-        Only if all nodes connect to the first of the newest list, a piece of one node comes to all (topology.py). Those that
-        met early would else have enough in one another, and none would request from those that came later.
+        degree: how many of them are wanted; other sources are old. Only if all nodes connect to the first of the newest list, a
+        piece of one node comes to all (topology.py). Those that met early would else have enough in one another, and none would
+        request from those that came later.
         """
         self.progress_at = now
         self._listed, self._degree = addresses, degree
@@ -165,9 +166,9 @@ class FetchScheduler:
         self.lacking = set()
 
     def tick(self, now: float) -> List[FetchAction]:
-        """Drop sources that are too slow, connect to others, disconnect old ones, and return the requests, also of late pieces.
+        """Drop sources without an answer for 6 s or a byte for 5 s, and connect to others; disconnect old ones.
 
-        Call it ten times a second.
+        Returns these actions, and the requests, also of late pieces. Call it ten times a second.
         """
         actions: List[FetchAction] = []
         for source in list(self._sources.values()):
@@ -183,7 +184,8 @@ class FetchScheduler:
     def _connect_sources(self, now: float) -> List[FetchAction]:
         """Connect to listed sources up to the wanted number (`degree`), and to one more if nothing new has come for 2 s.
 
-        In that case sources without lacking pieces are dropped, if there are others to try.
+        In that case sources without lacking pieces are dropped, if there are others to try. Sources in a pause after a failure
+        are left out; if nothing is lacking, none is wanted.
         """
         actions: List[FetchAction] = []
         idle = now - self.progress_at > IDLE
@@ -202,7 +204,10 @@ class FetchScheduler:
         return actions
 
     def _retire_old_sources(self) -> List[FetchAction]:
-        """Disconnect sources of an older list that owe no piece, once enough sources of the newest list are connected."""
+        """Disconnect sources of an older list that owe no piece, once enough sources of the newest list are connected.
+
+        Enough: `degree`, or all of a shorter list. Sets `_settled`.
+        """
         new = sum(source.connected and not source.old for source in self._sources.values())
         self._settled = new >= min(self._degree, len(self._listed))
         gone = [source for source in self._sources.values() if source.old and self._settled and not source.requested]
@@ -229,7 +234,10 @@ class FetchScheduler:
     # -- which pieces --
 
     def _choose_requests(self, now: float) -> List[FetchAction]:
-        """Request pieces from each source, two at a time, none from two sources."""
+        """Request lacking pieces: up to two at a time from a source, none that is requested already.
+
+        Old sources get no requests once enough of the newest list are connected.
+        """
         actions: List[FetchAction] = []
         requested = {piece for source in self._sources.values() for piece in source.requested}
         for source in self._sources.values():
@@ -248,7 +256,10 @@ class FetchScheduler:
         return RequestPiece(source.address, piece)
 
     def _request_again(self, now: float) -> List[FetchAction]:
-        """Request a late piece once more, from each source that has it and nothing else to send."""
+        """Request the first late piece that a source has, from each source with nothing requested and nothing to request.
+
+        Late: after 4 times the usual time, at least 0.4 s.
+        """
         limit = max(_SLOW, 4 * self._usual)
         actions: List[FetchAction] = []
         sources = self._sources.values()

@@ -153,7 +153,10 @@ def _pack_group(wanted: Dict[str, Entry], known: Sequence[Pack]) -> List[Pack]:
 
 
 def _fill_packs(entries: Iterable[Entry]) -> Iterator[List[Entry]]:
-    """Yield lists of files, each of half a PACK to one PACK, whose borders depend on paths: a new file moves few of them."""
+    """Yield lists of files, each of half a PACK to one PACK, the last one of any size up to that.
+
+    Their borders depend on paths: a new file moves few of them.
+    """
     some: List[Entry] = []
     size = 0
     for entry in entries:

@@ -320,9 +320,10 @@ class Scheduler:
         return self._actions(now, *self._send_new_sources(member, now))
 
     def tick(self, now: float) -> List[Action]:
-        """Give up nodes that take or report nothing for 20 s, or that nothing can reach; send beats; mark slow nodes.
+        """Give up nodes that take or report nothing for 20 s, or that the pieces cannot reach which only nodes have.
 
-        Returns also what to send next. Call it several times a second.
+        Marks slow nodes, and sends beats every 5 s to nodes with nothing on its way. Returns these actions, and what to send
+        next. Call it several times a second.
         """
         self._mark_slow_nodes(now)
         actions: List[Action] = []
