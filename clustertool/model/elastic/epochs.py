@@ -124,7 +124,10 @@ class EpochBefore(NamedTuple):
     released: FrozenSet[int] = frozenset()
 
     def change(self, members: Collection[int], now: float) -> Dict[str, object]:
-        """Build the event fields of an epoch that begins now: its members, and the ones that joined or left, and why."""
+        """Build the event fields of an epoch that begins now with these members, as EpochChange has them.
+
+        A member that left was "lost", "released", or is "not there". seconds: 0.0 for the first epoch.
+        """
         gone = sorted(self.members - set(members))
 
         def why(member: int) -> str:

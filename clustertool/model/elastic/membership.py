@@ -54,7 +54,10 @@ class EpochHeaders:
 
     @property
     def newest(self) -> int:
-        """The coordinator of the newest epoch with headers of at least two nodes; without such, of the newest one."""
+        """The coordinator of the newest epoch with headers of at least two nodes; without such, of the newest one.
+
+        The usual one without headers.
+        """
         known = sorted(self._epochs, key=lambda epoch: (sum(self._epochs[epoch].values()) > 1, epoch))
         return self.of(known[-1]) if known else self._usual
 
