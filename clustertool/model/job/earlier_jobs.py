@@ -97,9 +97,9 @@ def rows_of(summaries: Iterable[Mapping[str, object]]) -> List[EarlierRow]:
 
 
 def read_earlier(lists: Mapping[int, Sequence[EarlierRow]]) -> Tuple[EarlierJob, ...]:
-    """Merge the nodes' rows ({node: its rows}) to one EarlierJob for each job, whose state follows from all rows.
+    """Merge the nodes' rows ({node: its rows}) to one EarlierJob for each job, the newest first.
 
-    The newest job is the first one.
+    Its state, outputs and files follow from all its rows, the rest from the first one.
     """
     rows: Dict[str, Dict[int, EarlierRow]] = {}
     for node, listed in lists.items():
@@ -158,7 +158,10 @@ def same_work(earlier: Sequence[EarlierJob], kin: Kinship) -> Optional[EarlierJo
 
 
 def named_job(earlier: Sequence[EarlierJob], text: str) -> EarlierJob:
-    """Find the ended job that --resume names, by its id, a unique beginning of it, or its name. Raises NotFound, UsageError."""
+    """Find the ended job that --resume names, by its id, a unique beginning of it, or its name.
+
+    Raises NotFound if there is none, and UsageError if several ids begin so, or the job has not ended.
+    """
     found = find_meant(text, earlier, lambda job: (job.id, job.asked, job.name))
     if not found:
         raise NotFound(f"--resume {text}: these nodes have no such job", _LIST)

@@ -77,7 +77,7 @@ class EarlierRow(NamedTuple):
 
 
 def read_part(summary: Mapping[str, Any]) -> NodePart:
-    """Read the part of a job from a node's answer to the request "jobs"."""
+    """Read the part of a job from its summary in a node's answer to "jobs"; node 0 coordinates if it names no other."""
     code, start = summary["code"], StartReason(summary.get("start", ""))
     state, reason = JobState(summary["state"]), str(summary["reason"] or "")
     node, final = int(summary["node"] or 0), bool(summary.get("final"))
@@ -142,9 +142,10 @@ class NodeRecord(CaretakerRecord):
         return self._part(node, alive, unknown)._replace(coordinator=self.coordinator)
 
     def _part(self, node: int, alive: bool, unknown: str) -> NodePart:
-        """Return the part without its coordinator: UNKNOWN for damaged records, else by the outcome, else by what lives.
+        """Return the part without its coordinator: by the outcome, else by what lives.
 
-        Without a living supervisor: UNKNOWN if that is not sure, else STARTING or LOST.
+        UNKNOWN for damaged records if there is neither an end nor a living supervisor. Without an outcome: RUNNING, or STARTING
+        before the first rank; without a living supervisor UNKNOWN if that is not sure, STARTING if there was none, else LOST.
         """
         outcome = self.verdict or self.ended
         if self.ended is None and self.damaged and not alive:

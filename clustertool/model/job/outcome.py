@@ -152,10 +152,10 @@ class RankExit(NamedTuple):
 
 
 def same_error(failure: RankExit) -> Tuple[object, ...]:
-    """Compute a key that is equal for failures with the same error: role, exit code or signal, last line of the log, attempt.
+    """Compute a key that is equal for failures with the same error: role, exit code, signal, error number, attempt.
 
-    After a signal the last line of the log is no error message. Notes of the same error may differ in numbers (ranks, ports),
-    as a program records its exception with them.
+    The note is in place of a number that is 0, or that of a signal: after one the last line of the log is no error message.
+    Notes of the same error may differ in numbers (ranks, ports), as a program records its exception with them.
     """
     error = 0 if failure.signal else failure.error
     return failure.role, failure.code, failure.signal, error or failure.note, failure.attempt

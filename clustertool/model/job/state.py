@@ -82,7 +82,10 @@ class JobStatus:
             handle(self, here, event)
 
     def knows(self, node: int, event: Event) -> bool:
-        """Check that a node can know an event: not of a rank that it does not run, nor a coordinator's on another node."""
+        """Check whether a node can know an event: of a rank if it runs there, of the coordinator if the node coordinates.
+
+        It coordinates if the headers of the epoch in its newest one name it. Each node can know all other events.
+        """
         kind = event.get("type")
         if kind in _OF_THE_COORDINATOR:
             return node == self._headers.of(self.nodes[node].epoch)
@@ -102,7 +105,7 @@ class JobStatus:
         return process.node == node if process is not None else len(self.processes) < MOST
 
     def ranks_in(self, attempt: Optional[int] = None) -> Dict[Key, int]:
-        """Map each rank to its node in an attempt, or in the newest one."""
+        """Map each rank to its node in an attempt; without an attempt, or without its places, to that of its newest status."""
         places = self._places(attempt) if attempt is not None else None
         return dict(places) if places is not None else {key: process.node for key, process in self.processes.items()}
 
@@ -165,8 +168,9 @@ class JobStatus:
 
     @property
     def part(self) -> NodePart:
-        """The part that stands for the job. A member of which nothing was read yet may run, but for a silent or lost one.
+        """The part that stands for the job.
 
+        If it is LOST without an outcome, but nothing was read yet of a member that is neither silent nor lost, it is RUNNING.
         If no node has an outcome, but the engine has proved the end, it is LOST.
         """
         found = decide(node.part for node in self.nodes.values() if node.known)
@@ -213,7 +217,7 @@ class JobStatus:
     def end_by_engine(self, reason: str, since: float) -> None:
         """Set nodes that have recorded no end to LOST, since the engine has proved that no process of the job is left.
 
-        `engine_end` becomes the reason.
+        `engine_end` becomes the reason. Nodes that were lost before keep their trouble, unless it is SUPERVISOR_GONE.
         """
         self.engine_end = reason
         for node in self.nodes.values():
@@ -256,9 +260,11 @@ class JobStatus:
     # -- events of a node
 
     def _on_job(self, here: NodeStatus, event: Event) -> None:
-        """Read the job's header: names, nodes, and the places of ranks. A second one of a node is a start by the engine.
+        """Read the job's header: names, nodes, and the places of ranks.
 
-        How the job ended on this node before is then forgotten.
+        Of epochs after the first, places count if the epoch is newer than those placed, or from its coordinator; processes of
+        an older one do not count. A second header of a node is a start by the engine: how the job ended on this node before is
+        then forgotten.
         """
         if here.index in self._begun:
             self._begin_again(here)

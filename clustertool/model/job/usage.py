@@ -48,8 +48,9 @@ FINE = 250  # lines on both sides of a line that are closer than this part of it
 def lines_to_keep(times: Sequence[float], now: float) -> List[int]:
     """Return the numbers of the lines to keep: one goes if the lines around it are closer to each other than 1/250 of its age.
 
-    So new samples are exact and old ones coarse: a month is some 4,500 lines, not a million. What a line has that is left out,
-    the next one that is kept has not much later, also where nothing was recorded for a long time after it.
+    The first and the last stay. So new samples are exact and old ones coarse: a month is some 4,500 lines, not a million. What
+    a line has that is left out, the next one that is kept has not much later, also where nothing was recorded for a long time
+    after it.
     """
     found: List[int] = []
     for index, t in enumerate(times):
