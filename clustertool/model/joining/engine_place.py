@@ -45,7 +45,10 @@ def with_engine_place(join: JoinFile, environ: Mapping[str, str]) -> JoinFile:
 
 
 def _slurm(join: JoinFile, environ: Mapping[str, str]) -> EnginePlace:
-    """Read node, names of nodes and the coordinator's host from the variables of a task of srun. Raises UsageError."""
+    """Read node, names of nodes and the coordinator's host, the first one, from the variables of a task of srun.
+
+    Raises UsageError if one is missing, or if there are more or fewer tasks than nodes.
+    """
     node, tasks = number(environ, "SLURM_NODEID", _SRUN), number(environ, "SLURM_STEP_NUM_TASKS", _SRUN)
     names = node_names(environ, _SRUN)
     if tasks != len(names):

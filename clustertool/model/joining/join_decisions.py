@@ -249,9 +249,10 @@ def decide(state: JoinState, event: Event) -> Step:
 
 
 def _on_offered(state: JoinState, event: Offered) -> Step:
-    """Add a machine that offers itself, and begin once all are there; refuse or drop one that does not fit.
+    """Add a machine that offers itself, and begin once all are there; its earlier connection is dropped.
 
-    Its earlier connection is dropped.
+    Refused are another code or number of nodes, the index of a connected machine, and an offer after the gathering. An elastic
+    job takes any number of nodes, and drops late offers and those of a machine that has rebooted: they come again.
     """
     offer, own = event.offer, state.own
     if _member(state, event.connection) is not None:
@@ -463,8 +464,8 @@ def _coordinate(state: JoinState) -> Step:
 def _handle_failures(state: JoinState) -> Step:
     """Handle failures of an order: if only ports were taken at the placing, undo and plan again; else end with all errors.
 
-    After the fifth plan it ends in each case. An elastic job goes on without the machines that failed, unless the
-    coordinator's did.
+    After the fifth plan it ends in each case. An elastic job goes on without the machines that failed, unless the coordinator's
+    did, or the last order has failed.
     """
     error = as_one([_with_node_name(state, connection, error) for connection, error in state.failures])
     assert error is not None

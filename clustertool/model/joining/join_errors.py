@@ -56,7 +56,10 @@ def _row(error: ClustertoolError) -> JoinError:
 
 
 def ended_by_engine(outcome: Outcome) -> ClustertoolError:
-    """Create the error of a job that its engine ends before the job has started. outcome: as for one that runs."""
+    """Create the error of a job that its engine ends before the job has started, with the code of the outcome.
+
+    TimedOut and NodeLost for these states, Interrupted for its code, else Terminated. outcome: as for a job that runs.
+    """
     kinds: Dict[JobState, Type[ClustertoolError]] = {JobState.TIMEOUT: TimedOut, JobState.LOST: NodeLost}
     kind = kinds.get(outcome.state, Interrupted if outcome.code == Interrupted.code else Terminated)
     error = kind(f"the job did not start: {outcome.reason}")

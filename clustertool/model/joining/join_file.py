@@ -190,7 +190,10 @@ def from_json(text: str) -> JoinFile:
 
 
 def check(join: JoinFile) -> JoinFile:
-    """Check the numbers of a join file, its roles and the coordinator's host, and return it. Raises UsageError."""
+    """Check the numbers of a join file, its roles and the coordinator's host, and return it.
+
+    Raises UsageError for a number out of range, other roles than one for each node or none, and no host without an engine.
+    """
     if join.nnodes < 1:
         raise UsageError(f"a job of {join.nnodes} nodes", "--nnodes is 1 or more")
     if join.index is not None and not 0 <= join.index < (join.nnodes if not join.job.elastic.present else MOST_MEMBERS):

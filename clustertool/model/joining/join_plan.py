@@ -116,7 +116,10 @@ def facts_of(node: int, answer: object, port: int) -> Facts:
 
 
 def plan_of(join: JoinFile, cluster: Cluster, arrivals: Sequence[Arrival], facts: ByNode, seen: Seen) -> Plan:
-    """Check the facts and plan the job, with the warnings of the checks. Raises all errors of all nodes together."""
+    """Check the facts and plan the job, with the warnings of the checks.
+
+    Raises the errors of the checks of all nodes together, also about SECRETS; without such, the errors of the plan.
+    """
     facts = _with_shared_roots(facts)
     findings = check(cluster, facts, seen, ports=False, container=join.job.container)
     names = [host.name for host in cluster.hosts]

@@ -93,7 +93,12 @@ def ttl(loss_timeout: float) -> int:
 
 
 def standing(content: StoreContent, claim: StoreRecord) -> Standing:
-    """Determine what a candidate with this record may do."""
+    """Determine what a candidate with this record may do, by the first of these that is true.
+
+    No record: WAIT if another coordinator is present, else CLAIM. A record of another job: FOREIGN if it runs and one is
+    present, else CLAIM. Then OVER and WON; LOST also for a claim that was made from an older record; at last WAIT or CLAIM as
+    without a record.
+    """
     record, other = content.record, content.presence is not None and content.presence != claim.incarnation
     if record is None:
         return Standing.WAIT if other else Standing.CLAIM
