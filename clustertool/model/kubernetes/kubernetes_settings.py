@@ -376,9 +376,9 @@ def read_settings(
 
 
 def _read_source(values: Values, error: ErrorKind, place: Place) -> Manifest:
-    """Check the settings of one source; those that are None or "" are left out. Raises `error`.
+    """Check the settings of one source; those that are None or "" are left out.
 
-    place: how a message names one.
+    Raises `error` for an unknown name and for a wrong value. place: how a message names a setting.
     """
     found = {}
     for name, value in values.items():

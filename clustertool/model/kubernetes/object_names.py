@@ -41,7 +41,10 @@ class JobAbout(NamedTuple):
 
 
 def object_name(job: str) -> str:
-    """Build a DNS label of a job id: `ct-` and the id in lower case; with a hash of the id if that changes or cuts it."""
+    """Build a DNS label of a job id, at most 40 characters: `ct-` and the id in lower case, with - for other characters.
+
+    It has a hash of the id at its end if that changes or cuts the id.
+    """
     wanted = PREFIX + job
     name = re.sub(r"[^a-z0-9-]", "-", wanted.lower())
     if name == wanted and len(name) <= LONGEST_NAME and not name.endswith("-"):

@@ -62,7 +62,10 @@ def coordinator_host(dialect: str, name: str, nodes: Nodes) -> str:
 
 
 def node_of_pod(pod: Mapping[str, object]) -> Optional[int]:
-    """Read the number of a pod's node from the pod object's labels, annotations and name; None if they have none."""
+    """Read the number of a pod's node from its object: the first node of its role, and the pod's index in the role.
+
+    The first is a label; the index an annotation, else a label, else the end of the name. None if one of the two is missing.
+    """
     metadata = fields(pod, "metadata")
     labels, notes = fields(metadata, "labels"), fields(metadata, "annotations")
     first = whole(labels.get(FIRST_LABEL), 0, _MOST)

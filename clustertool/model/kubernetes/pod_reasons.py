@@ -191,7 +191,10 @@ def _explain(status: Object, container: Object, ended: Object, phase: str) -> Tu
 
 
 def _explain_end(ended: Object) -> Tuple[PodFault, str]:
-    """Return the fault and the reason of a container that has ended."""
+    """Return the fault and the reason of a container that has ended: memory, configuration, an exit code other than 0.
+
+    NONE and "" for exit code 0.
+    """
     why, code = text(ended, "reason"), _whole_number(ended, "exitCode", 0)
     if why == "OOMKilled":
         return PodFault.OOM_KILLED, "OOMKilled: it used more than its memory limit; raise `memory` in resources"
@@ -201,7 +204,10 @@ def _explain_end(ended: Object) -> Tuple[PodFault, str]:
 
 
 def _explain_waiting(status: Object, container: Object, phase: str, stated: str) -> Tuple[PodFault, str]:
-    """Return the fault and the reason of a pod whose container has not started."""
+    """Return the fault and the reason of a pod whose container has not ended: image, configuration, no node, or failed.
+
+    Else NONE; the reason is then why a pending pod waits, "" if that is not stated.
+    """
     waiting = fields(fields(container, "state"), "waiting")
     why, message = text(waiting, "reason"), text(waiting, "message")
     if why in _IMAGE:

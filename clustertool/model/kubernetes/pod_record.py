@@ -196,7 +196,11 @@ def _decode_end(fields: Mapping[str, object]) -> PodEnd:
 
 
 def _pack_records(files: Mapping[str, bytes]) -> str:
-    """Compress the records, without what is too large (encode), and return them in base64."""
+    """Compress the records, and return them in base64; too large ones are shortened, the least important first.
+
+    Those with lines keep their newest 1/4, 1/16 or 1/64, others become empty; up to 64 KiB they stay. If that is too much, none
+    is packed.
+    """
     kept = {name: files[name] for name in RECORDS if name in files}
     data = _join_files(kept)
     for name in [one for one in reversed(list(kept)) if len(kept[one]) > _SMALL]:

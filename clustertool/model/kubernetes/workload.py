@@ -197,7 +197,7 @@ def with_owner(manifest: Manifest, workload: Manifest) -> Manifest:
 def native(settings: KubernetesSettings, order: WorkloadOrder, commands: Mapping[str, Sequence[str]]) -> Manifest:
     """Build a PaddleJob whose containers run the user's commands with the environment of the operator. commands: by the roles.
 
-    Variables of order.env that the operator sets are left out. Raises ConfigError.
+    Variables of order.env that the operator sets are left out. Raises ConfigError as _merged_template().
     """
     env = tuple((name, value) for name, value in order.env if name not in _OPERATORS)
     given = replace(order, env=env)
@@ -209,7 +209,10 @@ def native(settings: KubernetesSettings, order: WorkloadOrder, commands: Mapping
 
 
 def pod_template(settings: KubernetesSettings, order: WorkloadOrder, group: RolePods) -> Manifest:
-    """Build the template of a group's pods, whose container runs the bundle, which joins the job. Raises ConfigError."""
+    """Build the template of a group's pods, whose container runs the bundle, which joins the job.
+
+    Raises ConfigError as _merged_template().
+    """
     container, volumes = container_and_volumes(settings, order, group.role)
     container["command"] = [order.python, f"{SECRET_FOLDER}/{SECRET_KEY}", "join"]
     container["env"] = [*container["env"], {"name": FIRST_NODE, "value": str(group.first)}]
@@ -233,7 +236,7 @@ def pod_template(settings: KubernetesSettings, order: WorkloadOrder, group: Role
 def native_template(settings: KubernetesSettings, order: WorkloadOrder, role: str, command: List[str]) -> Manifest:
     """Build the template of a role's pods, whose container runs the user's command, or for [] that of the image.
 
-    Raises ConfigError.
+    Raises ConfigError as _merged_template().
     """
     container, volumes = container_and_volumes(settings, order, role)
     if command:
