@@ -61,7 +61,10 @@ DAEMONS = ("orted", "prted", "hydra_pmi_proxy")
 
 
 def read_implementation(text: str) -> Optional[Implementation]:
-    """Parse the output of `mpirun --version` to the implementation; None if it names none that is known."""
+    """Parse the output of `mpirun --version` to the implementation, also one that is not supported; None for an unknown one.
+
+    The version of one that is not supported is "0" if none is printed.
+    """
     for sign, name in _OTHERS.items():
         if sign in text:
             version = re.search(r"\d+(?:\.\w+)*", text[text.index(sign) + len(sign) :])

@@ -49,8 +49,9 @@ _PMIX = _Names("PMIx", "PMIX_RANK")
 def rank_variables(environ: Mapping[str, str]) -> RankVariables:
     """Read the rank, its local rank and their numbers from the variables of the launcher that has started this process.
 
-    Raises UsageError if no launcher has set a rank, for a value that is no number or a rank that is not below the size, and if
-    two launchers contradict each other: one has started the other.
+    Of Open MPI, MPICH and PMIx it is the first that has set a local rank, else the first that has set a rank. Raises UsageError
+    if none has, for a value that is no number or a rank that is not below the size, and if two with a local rank contradict
+    each other: one has started the other.
     """
     found = tuple(_place_stated(environ, names) for names in (_OPEN_MPI, _MPICH, _PMIX) if environ.get(names.rank))
     if not found:
@@ -71,7 +72,10 @@ def _contradiction(first: RankVariables, second: RankVariables) -> UsageError:
 
 
 def _place_stated(environ: Mapping[str, str], names: _Names) -> RankVariables:
-    """Read and check the variables of one launcher. Raises UsageError."""
+    """Read and check the variables of one launcher.
+
+    Raises UsageError without a rank, for a text that is no number, and for a rank that is not below its size.
+    """
     rank, size, local_rank, local_size = (_number_stated(environ, name) for name in names[1:])
     if rank is None:
         raise UsageError(f"{names.rank} is not set", _FIX)
