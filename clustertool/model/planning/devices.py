@@ -207,7 +207,7 @@ def require_once(cluster: Cluster, facts: ByNode, kinds: Sequence[str], seats: S
 
 
 def shared_warnings(cluster: Cluster, facts: ByNode, kinds: Sequence[str], seats: Sequence[Seat]) -> List[str]:
-    """Return a warning about nodes of one machine that share its devices."""
+    """Return one warning about all nodes that share devices with another node of their machine; [] if none do."""
     twice = given_twice(cluster, facts, of_nodes(seats, kinds))
     if not twice:
         return []
@@ -220,9 +220,9 @@ def shared_warnings(cluster: Cluster, facts: ByNode, kinds: Sequence[str], seats
 def unequal_warnings(
     cluster: Cluster, job: JobSpec, facts: ByNode, kinds: Sequence[str], seats: Sequence[Seat]
 ) -> List[str]:
-    """Return a warning where nodes get another number of devices than others, or where the models differ.
+    """Return one warning if nodes get different numbers or models of devices, or one node several models; else [].
 
-    A host with devices or slots of its own in HOSTS or a hostfile may have any.
+    A host with devices or slots of its own in HOSTS or a hostfile may have any. [] also if CHECKS_OFF has `devices`.
     """
     given: Dict[int, List[int]] = {seat.node: [] for seat in seats if _gets_devices(job, seat, kinds[seat.node])}
     given.update({node: ids for node, ids in of_nodes(seats, kinds).items() if node in given})
@@ -242,7 +242,10 @@ def unequal_warnings(
 
 
 def unallocated_warnings(cluster: Cluster, facts: ByNode, kinds: Sequence[str]) -> List[str]:
-    """Warn of nodes with devices of which the job's allocation has none."""
+    """Return one warning about nodes that have devices, but none in the job's allocation; [] without such nodes.
+
+    [] also if CHECKS_OFF has `devices`.
+    """
     bare = [host for host in cluster.hosts if facts[host.index].allocated == () and kinds[host.index] != "cpu"]
     if not bare or "devices" in cluster.checks_off:
         return []

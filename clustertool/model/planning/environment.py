@@ -161,7 +161,8 @@ def _each(names: str, value: object) -> Env:
 def _torch(table: Table, seat: Seat, paths: JobPaths) -> Env:
     """Compute the variables of torchrun and Open MPI; a rank is the same number in both. mpirun sets those of Open MPI itself.
 
-    All ranks of torchrun have one role.
+    All ranks of torchrun have one role. OMP_NUM_THREADS is 1 on a node with several trainers, but not in a job with pservers or
+    rpc.
     """
     here = len(table.neighbours(seat))
     env = {

@@ -53,7 +53,7 @@ def launchers(table: Table) -> Dict[int, List[Launcher]]:
 def implementation_of(fact: Facts, name: str) -> "Implementation | None":
     """Read the implementation of a node's mpirun; None where the node was not asked.
 
-    name: of the node. Raises PreflightError.
+    name: of the node. Raises PreflightError if the node has no mpirun, or one that is not supported.
     """
     if fact.mpirun is None:
         return None

@@ -41,7 +41,8 @@ def mpi_rank_environment(environ: Mapping[str, str], options: launched_rank.Rank
     """Build the environment of a rank: that of the process, and the variables that `run` sets.
 
     With --hosts those of a collective job, or with --server-num or --worker-num those of one with pservers. With --master those
-    of torch. Raises UsageError, and PreflightError for ports that do not exist.
+    of torch. Raises UsageError for neither or both of --hosts and --master, for variables of the launcher without a rank or a
+    size, and if they or the options do not fit the hosts; PreflightError for ports that do not exist.
     """
     if options.hosts is None and not options.master:
         fix = "--hosts FILE with the hostfile of mpirun, or --master HOST for torch: the host of rank 0"
@@ -94,7 +95,7 @@ def _layout(place: RankVariables, text: str) -> _Layout:
 def _distribute_ranks(hosts: Sequence[Host], size: int) -> Tuple[Host, ...]:
     """Distribute `size` ranks over the hosts in order, and return those that have ranks, with their numbers.
 
-    Raises UsageError.
+    Raises UsageError if the hosts have fewer slots.
     """
     try:
         return share_out(hosts, size)
@@ -108,7 +109,8 @@ def _with_pservers(layout: _Layout, options: launched_rank.RankOptions, name: st
     """Compute the variables of a job with pservers: on each node, the first ranks are the pservers and the others the trainers.
 
     Where a node has as many ranks as trainers, all of them are trainers, and something else has started the pservers: the start
-    script of mpirun. Ports are start_port + number on the node, pservers first. Raises UsageError.
+    script of mpirun. Ports are start_port + number on the node, pservers first. Raises UsageError unless all nodes have one of
+    the two numbers of ranks.
     """
     servers, trainers = options.server_num or 1, options.worker_num or 1
     here = {host.nproc for host in layout.hosts}
@@ -140,9 +142,10 @@ def _own_seat(table: Table, layout: _Layout, servers: int) -> Seat:
 
 
 def _for_torch(place: RankVariables, options: launched_rank.RankOptions, name: str) -> Env:
-    """Compute torchrun's variables from those of the launcher, and --master. Raises UsageError.
+    """Compute torchrun's variables from those of the launcher, and --master.
 
-    The number of the node is known only where all nodes have the same number of consecutive ranks.
+    The number of the node is known only where all nodes have the same number of consecutive ranks. Raises UsageError with
+    --server-num or --worker-num, and if the launcher states no local rank or local size.
     """
     if options.server_num or options.worker_num:
         raise UsageError("--server-num and --worker-num need the addresses of all nodes", "--hosts FILE, not --master")

@@ -104,8 +104,9 @@ def plan(
 ) -> Plan:
     """Make the plan of a job: the processes of each node with command, environment, devices, ports and shards.
 
-    facts: by node id. listing: the workspace's files. passed: the values of PASS_ENV and SECRETS. Raises UsageError, DataError,
-    PreflightError with the fix; never anything else.
+    facts: by node id. listing: the workspace's files. passed: the values of PASS_ENV and SECRETS. Raises, with the fix,
+    UsageError for options that do not fit the hosts, DataError for a missing command or shards, PreflightError for what the
+    nodes lack; nothing else.
     """
     kinds, seats = _seats(cluster, job, facts, identity.job_id)
     devices.require(cluster, job, facts, kinds)
@@ -131,7 +132,7 @@ def with_containers(made: Plan, facts: ByNode) -> Plan:
 
 
 def _seats(cluster: Cluster, job: JobSpec, facts: ByNode, job_id: str = "") -> Tuple[Tuple[str, ...], Tuple[Seat, ...]]:
-    """Choose the kind of devices of each node, and assign the seats of all processes, with their devices."""
+    """Return the kind of devices of each node, and the seats of all processes with their devices."""
     hosts = cluster.hosts
     kinds = tuple(devices.choose_device_kind(cluster, facts[host.index]) for host in hosts)
     cards = {host.index: devices.usable(host, job, facts[host.index], kinds[host.index], job_id) for host in hosts}

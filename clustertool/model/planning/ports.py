@@ -32,7 +32,8 @@ class Ports:
 def choose(seats: Sequence[Seat], cluster: Cluster, job: JobSpec, facts: ByNode, job_id: str) -> Ports:
     """Choose the ports of all processes, the master, gloo and the coordinator; those that were asked for first.
 
-    Raises PreflightError (all of them at once) naming the holder of a port that was asked for and is taken.
+    Raises PreflightErrors (all at once), each with the holder of a port that was asked for and is taken, also if no port is
+    free; UsageError if all pservers must have one port, and cannot.
     """
     desk = _PortChooser(cluster, facts, job_id)
     of: Dict[Tuple[str, int], Tuple[int, ...]] = {}

@@ -36,10 +36,11 @@ class Seat:
 def assign(
     hosts: Sequence[Host], job: JobSpec, facts: ByNode, devices: Mapping[int, Tuple[int, ...]]
 ) -> Tuple[Seat, ...]:
-    """Assign all seats, servers first, each role in rank order: heter trainers stage by stage. Raises UsageError.
+    """Assign all seats, servers first, each role in rank order: heter trainers stage by stage.
 
-    devices: usable physical ids per node, which give the number of trainers of a collective job;
-    model/planning/devices.py assigns them.
+    devices: usable physical ids per node, which give the number of trainers of a collective job; model/planning/devices.py
+    assigns them. Raises UsageError for a role without a process, an endpoint that is none or of no host, and --nproc-per-node
+    by devices that a host does not have.
     """
     seats: List[Seat] = []
     ranks: Counter[str] = Counter()
@@ -98,7 +99,8 @@ def _count_by_devices(what: str, host: Host, devices: Tuple[int, ...], facts: Fa
 def _places_of(role: str, endpoints: Sequence[str], hosts: Sequence[Host], facts: ByNode) -> List[Place]:
     """Find node and port of each listed endpoint, port 0 if it names none; the rank is the position in the list.
 
-    Raises UsageError for an address of no host. An address is compared whole, so 10.0.0.1 never takes 10.0.0.11's place.
+    Of several hosts with its address the first counts. Raises UsageError for an address of no host. An address is compared
+    whole, so 10.0.0.1 never takes 10.0.0.11's place.
     """
     nodes: Dict[str, int] = {}
     for host in reversed(hosts):

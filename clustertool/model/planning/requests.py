@@ -32,7 +32,11 @@ if TYPE_CHECKING:
 
 
 def probe_request(cluster: Cluster, host: Host) -> ProbeRequest:
-    """Build the request to probe one node. `ports`: those of conf.py; the probe finds the users of these only."""
+    """Build the request to probe one node. `ports`: those of conf.py; the probe finds the users of these only.
+
+    They are those of 8 pservers from PADDLE_PORT on, 64 from START_PORT on, and LEAD_PORT. `job_path` is there only without
+    PRELUDE and image.
+    """
     pservers = 8 * (cluster.ports_num + cluster.ports_num_for_sparse)
     named = range(cluster.start_port, cluster.start_port + 64) if cluster.start_port else ()
     request: ProbeRequest = {

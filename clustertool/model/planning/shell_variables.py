@@ -107,8 +107,8 @@ def _in_rank(environ: Mapping[str, str]) -> bool:
 def visible(environ: Mapping[str, str], strict: bool = True) -> Visible | None:
     """Read what CUDA_VISIBLE_DEVICES and the variables of other kinds allow, None if none is set.
 
-    An empty value hides all devices, as for CUDA. Raises UsageError for what is no number; not `strict`: such a value does not
-    count, and neither does an empty one.
+    The first one with devices counts, in the order of VARIABLES; without such, an empty value hides all devices, as for CUDA.
+    Raises UsageError for what is no number; not `strict`: such a value does not count, and neither does an empty one.
     """
     hidden: Visible | None = None
     for kind, (variable, _) in VARIABLES.items():
