@@ -125,7 +125,8 @@ def job_of(fields: Mapping[str, str]) -> SlurmJob:
     """Build a SlurmJob from the texts of its fields, of a job or a step.
 
     The names are those of scontrol, and in small letters those of SlurmJob: `id` (a number), `state`, `reason`, `comment`,
-    `nodes` and `name`. Others may be missing.
+    `nodes` and `name`. Others may be missing. StartTime is `expected` of a pending job, else `started`; EndTime counts only of
+    one that has ended.
     """
     state = fields["state"]
     started, ended = _seconds(fields, "StartTime"), _seconds(fields, "EndTime")
@@ -249,10 +250,10 @@ def _queue_fields(text: str) -> List[Dict[str, str]]:
 
 
 def read_steps(queue: str, steps: str) -> List[SlurmJob]:
-    """Parse the steps of the user's jobs in the answers of QUEUE and STEPS. Steps without a number are left out.
+    """Parse the steps of the user's jobs in the answers of QUEUE and STEPS.
 
-    STEPS names the job of a step in an array, or of a heterogeneous job, in another form than SLURM_JOB_ID; QUEUE has both
-    forms.
+    Left out are steps without a number, and those of jobs that QUEUE does not have. STEPS names the job of a step in an array,
+    or of a heterogeneous job, in another form than SLURM_JOB_ID; QUEUE has both forms.
     """
     ids = {name: job["id"] for job in _queue_fields(queue) for name in (job["id"], job["shown"])}
     found = []

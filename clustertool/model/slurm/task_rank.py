@@ -50,7 +50,7 @@ def read_task(environ: Mapping[str, str]) -> Task:
 def rank_environment(environ: Mapping[str, str], options: RankOptions) -> Dict[str, str]:
     """Build the environment of a task's rank: the task's variables, and those that `run` sets in a collective job.
 
-    Raises UsageError.
+    OMP_NUM_THREADS is SLURM_CPUS_PER_TASK if that is set. Raises UsageError as read_task().
     """
     task = read_task(environ)
     hosts = hosts_with_ranks(task.hosts, task.tasks)
