@@ -209,7 +209,10 @@ def read_incarnation(value: object) -> Incarnation:
 
 
 def is_of_earlier_epoch(message: Mapping[str, object], epoch: int) -> bool:
-    """Check whether a message of an elastic job belongs to an attempt before the epoch. Raises ValueError."""
+    """Check whether a message of an elastic job belongs to an attempt before the epoch.
+
+    Raises ValueError if its attempt is no number.
+    """
     of = message.get("attempt")
     if type(of) is not int:
         raise ValueError("an attempt that is no number")
@@ -219,7 +222,7 @@ def is_of_earlier_epoch(message: Mapping[str, object], epoch: int) -> bool:
 def is_outdated(order: Mapping[str, object], attempt: int) -> bool:
     """Check whether an order that is for one attempt only belongs to one before `attempt`, the supervisor's own.
 
-    Raises ValueError.
+    Raises ValueError if its attempt is no number.
     """
     of = order.get("attempt")
     if type(of) is not int:

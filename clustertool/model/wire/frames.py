@@ -125,7 +125,11 @@ class Decoder:
         return [] if sink.left else [(self._header, b"")]
 
     def feed(self, data: bytes) -> Iterator[Frame]:
-        """Add bytes, and return an iterator over (header, payload) of each frame that is complete now. Raises FrameError."""
+        """Add bytes, and return an iterator over (header, payload) of each frame that is complete now.
+
+        The payload is b"" if a sink has it. Raises FrameError for a length above its limit, a header that is no JSON object,
+        and by `check`.
+        """
         frames: List[Frame] = []
         if self._into is not None:
             part = memoryview(data)[: self._into.left]
