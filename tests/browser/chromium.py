@@ -22,7 +22,7 @@ _PATIENCE = 60.0
 
 
 class Chromium:
-    """One page of a browser of its own; close() ends it with all its children. `fetched` and `complaints` grow as it loads."""
+    """A browser with one page, that close() ends with all its children. `fetched` and `complaints` grow as the page loads."""
 
     def __init__(self, profile: Path) -> None:
         assert PROGRAM
@@ -51,8 +51,18 @@ class Chromium:
         )
         for fd in (theirs_in, theirs_out, *high):
             os.close(fd)
-        target = self._ask("Target.createTarget", url="about:blank")["targetId"]
-        self._session = self._ask("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
+        self._target = ""
+        self.turn()
+
+    def turn(self) -> None:
+        """Replace the page by a new one, of which nothing is noted yet."""
+        former = self._target
+        self._target = self._ask("Target.createTarget", url="about:blank")["targetId"]
+        self._session = self._ask("Target.attachToTarget", targetId=self._target, flatten=True)["sessionId"]
+        if former:
+            self._ask("Target.closeTarget", targetId=former)
+        self.fetched.clear()
+        self.complaints.clear()
         for domain in ("Page", "Runtime", "Log", "Network"):
             self.ask(f"{domain}.enable")
 

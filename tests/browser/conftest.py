@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -13,10 +12,17 @@ from tests.ssh.conftest import laptop, site, ssh_keys, start
 __all__ = ["laptop", "site", "ssh_keys", "start"]
 
 
-@pytest.fixture
-def browser(tmp_path: Path) -> Iterator[Chromium]:
+@pytest.fixture(scope="module")
+def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chromium]:
     if not PROGRAM:
         pytest.skip("needs a browser (package chromium)")
-    one = Chromium(tmp_path / "profile")
+    one = Chromium(tmp_path_factory.mktemp("browser") / "profile")
     yield one
     one.close()
+
+
+@pytest.fixture
+def browser(chromium: Chromium) -> Chromium:
+    """A new page of the browser."""
+    chromium.turn()
+    return chromium

@@ -55,23 +55,20 @@ def test_light_dark_and_small(browser: Chromium, tmp_path: Path) -> None:
     page = tmp_path / "page.html"
     for nodes, each in ((3, 2), (64, 8)):
         page.write_text(_page(nodes, each))
-        papers = []
-        for dark in (False, True):
+        for dark in (False, True)[: 1 + (nodes == 3)]:
             browser.open(page, 1280, 800, dark)
-            papers.append(browser.value("getComputedStyle(document.body).backgroundColor"))
+            paper = browser.value("getComputedStyle(document.body).backgroundColor")
+            assert (paper == "rgb(255, 255, 255)") is not dark
             assert overflow(browser) <= 0
             assert browser.visible("trainer 1 on node0")
             assert browser.visible(": at step")
-        assert papers[0] == "rgb(255, 255, 255)"
-        assert papers[1] != papers[0]
-        for width in (360, 500):
+        for width in (500, 360):
             browser.open(page, width, 740)
             assert overflow(browser) <= 0
             narrow = "[...document.querySelectorAll('td')].filter(one => one.innerText && one.clientWidth < 60).length"
             assert browser.value(narrow) == 0, "no column is a few letters wide"
             wide = "[...document.querySelectorAll('.wide')].filter(one => one.scrollWidth > one.clientWidth).length"
             assert browser.value(wide) == 0, "no table scrolls"
-        browser.open(page, 360, 740)
         assert browser.visible("trainer 1 on node0")
     assert browser.complaints == []
 

@@ -44,7 +44,7 @@ def example(site: Callable[..., LoopSite], digits: Path, scratch: Path) -> Calla
             REPO / "workspaces" / name, folder, ignore=shutil.ignore_patterns("data", "output", "__pycache__")
         )
         shutil.copytree(digits, folder / "data")
-        two.conf(PRELUDE=activate(venv), ENV={"TMPDIR": str(scratch)})
+        two.conf(PRELUDE=activate(venv), ENV={"TMPDIR": str(scratch), "OMP_NUM_THREADS": "1"})
         return Example(two, folder)
 
     return make
