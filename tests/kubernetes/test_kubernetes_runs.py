@@ -56,7 +56,8 @@ def test_a_job_runs_and_every_verb_knows_it(job: KubeSite, kubectl_here: None) -
     (listed,) = job.inv("jobs", "--json").ends(0).json["jobs"]
     assert (listed["id"], listed["state"], listed["code"]) == (done.job, "succeeded", 0)
     assert "rank 2 of 3" in job.inv("logs", "--rank", "2").ends(0).out
-    assert "succeeded -> " in job.inv("report").ends(0).out + job.inv("report").ends(0).err
+    report = job.inv("report").ends(0)
+    assert "succeeded -> " in report.out + report.err
     assert "nothing to stop" in job.inv("stop").ends(0).out
 
     pods = job.kubectl("get", "pods", "-o", "name").split()

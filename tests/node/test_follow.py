@@ -133,29 +133,30 @@ def _memory(pid: int) -> int:
 LONG = "x" * 600_000 + "\nlast\n"
 
 
-@pytest.mark.parametrize(
-    "text, lines, shown",
-    [
-        ("a\nb\nc\n", 2, "b\nc\n"),
-        ("a\nb\nc", 2, "b\nc"),
-        ("a\n", 5, "a\n"),
-        ("", 3, None),
-        ("\n\n\n", 2, "\n\n"),
-        ("a\nb\n", 0, None),
-        (LONG, 1, "last\n"),
-        (LONG, 2, LONG),
-    ],
-)
-def test_tail(bench: Bench, text: str, lines: int, shown: str | None) -> None:
-    """The last lines, over the borders of what is read at once."""
-    (bench.tmp / "text").write_text(text)
-    job = bench.run(None, ["cat", str(bench.tmp / "text")])
+TAILS = [  # a text, the number of lines, and these
+    ("a\nb\nc\n", 2, "b\nc\n"),
+    ("a\nb\nc", 2, "b\nc"),
+    ("a\n", 5, "a\n"),
+    ("", 3, ""),
+    ("\n\n\n", 2, "\n\n"),
+    ("a\nb\n", 0, ""),
+    (LONG, 1, "last\n"),
+    (LONG, 2, LONG),
+]
+
+
+def test_tail(bench: Bench) -> None:
+    """The last lines, over the borders of what is read at once: each rank prints a text."""
+    for rank, (text, _, _) in enumerate(TAILS):
+        (bench.tmp / f"text{rank}").write_text(text)
+    job = bench.run(None, f"cat {bench.tmp}/text$RANK", per_node=len(TAILS))
     job.ended()
     client = job.nodes[0].open()
-    stream = client.stream = _Anywhere()
-    job.follow(client=client, tail=lines, follow=False)
-    end(stream)
-    assert bytes(stream.logs.get(LOG, b"")) == (shown or "").encode()
+    for rank, (text, lines, shown) in enumerate(TAILS):
+        stream = client.stream = _Anywhere()
+        job.follow(client=client, logs=[["trainer", rank]], tail=lines, follow=False)
+        end(stream)
+        assert bytes(stream.logs.get(f"log/workerlog.{rank}", b"")) == shown.encode(), (text[:9], lines)
 
 
 class _Anywhere(Stream):

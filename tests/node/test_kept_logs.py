@@ -7,6 +7,7 @@ import sys
 from typing import Any
 
 import pytest
+from _pytest.mark import ParameterSet
 
 from clustertool.node.jobs.rank_log import TRUNCATED
 from tests.node.harness import Bench, Job, Stream, read, until
@@ -14,6 +15,11 @@ from tests.node.harness import Bench, Job, Stream, read, until
 LOG = "log/workerlog.0"
 WAIT = "until [ -e {} ]; do sleep 0.01; done; "
 OPENS = f'{sys.executable} -SE -c \'open("/dev/stdout", "w").write("2\\n")\''
+
+
+def further(*values: str) -> ParameterSet:
+    """Values that run with `make test-chaos` only."""
+    return pytest.param(*values, marks=pytest.mark.chaos)
 
 
 class Text(Stream):
@@ -62,9 +68,27 @@ def test_a_program_that_truncates_its_log_by_the_name_of_its_output(bench: Bench
     assert sizes == sorted(sizes) and sizes[-1] == len(text)
 
 
-@pytest.mark.parametrize("name", ["train.log", "workerlog.0"])
-@pytest.mark.parametrize("before", ["", "echo 1; " + WAIT.format("a")])
-@pytest.mark.parametrize("take", ["echo own > log/{0}", "rm log/{0}; echo own > log/{0}", "echo own > x; mv x log/{0}"])
+TAKES = ("echo own > log/{0}", "rm log/{0}; echo own > log/{0}", "echo own > x; mv x log/{0}")
+BEFORE = "echo 1; " + WAIT.format("a")
+
+
+@pytest.mark.parametrize(
+    "name, before, take",
+    [
+        ("train.log", "", TAKES[0]),
+        ("workerlog.0", BEFORE, TAKES[0]),
+        ("train.log", BEFORE, TAKES[1]),
+        ("workerlog.0", "", TAKES[1]),
+        ("train.log", BEFORE, TAKES[2]),
+        ("workerlog.0", "", TAKES[2]),
+        further("train.log", BEFORE, TAKES[0]),
+        further("workerlog.0", "", TAKES[0]),
+        further("train.log", "", TAKES[1]),
+        further("workerlog.0", BEFORE, TAKES[1]),
+        further("train.log", "", TAKES[2]),
+        further("workerlog.0", BEFORE, TAKES[2]),
+    ],
+)
 def test_a_name_that_a_program_takes_is_its_own(bench: Bench, name: str, before: str, take: str) -> None:
     job = bench.run(None, f"{before} {take.format(name)}; {WAIT.format('b')} echo 3; exit 5")
     text = b"1\n3\n" if before else b"3\n"
@@ -83,7 +107,9 @@ def test_a_name_that_a_program_takes_is_its_own(bench: Bench, name: str, before:
 CLEAR = "until rm -rf {} 2>/dev/null; do :; done"
 
 
-@pytest.mark.parametrize("what", ["log", "log/*", ".clustertool", ".clustertool log", "* .clustertool"])
+@pytest.mark.parametrize(
+    "what", ["log", further("log/*"), ".clustertool", further(".clustertool log"), "* .clustertool"]
+)
 def test_a_program_that_clears_its_folder(bench: Bench, what: str) -> None:
     job = bench.run(None, f"echo 1; {CLEAR.format(what)}; echo 2; {WAIT.format('../go')} echo 3; exit 5")
     stream = job.follow()

@@ -44,14 +44,16 @@ def group_lives(group: int) -> bool:
     return True
 
 
-@pytest.mark.parametrize("name", RESIST)
-def test_ended_by_a_stop(bench: Bench, name: str) -> None:
-    job = ready(bench, RESIST[name])
-    group = job.rank().pid
-    assert group_lives(group)
+@pytest.mark.parametrize(
+    "names", [[name for name in RESIST if name != "storm"], ["storm"]], ids=["all but storm", "storm"]
+)
+def test_ended_by_a_stop(bench: Bench, names: list[str]) -> None:
+    job = ready(bench, p.one_each(*(RESIST[name] for name in names)), per_node=len(names))
+    groups = [job.rank(rank).pid for rank in range(len(names))]
+    assert all(map(group_lives, groups))
     assert job.stop(grace=0.3) == {"state": "clean", "survivors": []}
     job.gone()
-    until(lambda: not group_lives(group), "init has reaped the dead")
+    until(lambda: not any(map(group_lives, groups)), "init has reaped the dead")
     assert [job.events(0, "clean")[0]["survivors"], job.ended()["state"]] == [[], "stopped"]
 
 

@@ -40,29 +40,31 @@ def test_a_job_runs_and_each_verb_finds_it(queue: SlurmSite):
     assert (site.jobs_of_nodes(job), folder_of(site, job).exists()) == ([], False)
 
 
-def test_ranks_have_the_environment_of_a_login_shell(queue: SlurmSite):
+def test_the_environment_of_a_login_shell_and_the_exit_code_of_the_rank(queue: SlurmSite):
     """As if the user had logged in and typed sbatch: what a profile exports, and its PATH."""
     site = queue
     (site.shared / ".profile").write_text("echo Welcome\nexport OF_MY_PROFILE=yes PATH=/opt/mine:$PATH\n")
-    site.workspace(train_py="import os\nprint(os.environ.get('OF_MY_PROFILE'), os.environ['PATH'])\n")
-    done = site.clustertool("run", "--workspace", "job", "--nnodes", "1").ends(0)
-    assert re.search(r"yes /opt/mine:\S*/usr/bin", done.out), done.out
-    is_over(site, done.job)
-
-
-def test_the_exit_code_is_that_of_the_rank(queue: SlurmSite):
-    site = queue
-    site.workspace(train_py="import os, sys\nsys.exit(7 if os.environ['PADDLE_TRAINER_ID'] == '1' else 0)\n")
+    site.workspace(
+        train_py="""
+        import os, sys, time
+        if os.environ["PADDLE_TRAINER_ID"] == "1":
+            sys.exit(7)
+        print(os.environ.get("OF_MY_PROFILE"), os.environ["PATH"], flush=True)
+        time.sleep(600)
+        """
+    )
     done = site.clustertool("run", "--workspace", "job", "--nnodes", "2").ends(7)
     assert "trainer 1 on node1" in done.err
     is_over(site, done.job)
+    shown = site.clustertool("logs", "--rank", "0").ends(0).out
+    assert re.search(r"yes /opt/mine:\S*/usr/bin", shown), shown
 
 
 def test_a_job_that_fails_while_it_joins(queue: SlurmSite):
     """The reason and the exit code are those of the nodes, and not Slurm's."""
     site = queue
     site.workspace(train_py=STEPS)
-    done = site.clustertool("run", "--workspace", "job", "--nnodes", "2", "--nproc-per-node", "gpu").ends(64)
+    done = site.clustertool("run", "--workspace", "job", "--nnodes", "1", "--nproc-per-node", "gpu").ends(64)
     reason = "clustertool join: --nproc-per-node gpu: node0 has none"
     assert done.last == f"clustertool: exit 64 (tool): {reason}"
     (job,) = (path.name for path in (site.root(0) / ".clustertool/queue").iterdir())
