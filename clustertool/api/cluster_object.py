@@ -233,7 +233,7 @@ class Cluster:
     def job(self, id: str = "") -> Job:
         """Ask the nodes and return the job with this id, name or unique beginning of an id; with "" the newest one.
 
-        Raises NotFound, UsageError.
+        Raises UsageError if several match; for none NotFound, or the errors of nodes that did not answer.
         """
         with SilentCaller().opened(self._config) as engine:
             return Job(self._config, ask_and_choose(engine, id)["id"])
@@ -270,7 +270,10 @@ def _require_list(name: str, value: Iterable[str]) -> tuple[str, ...]:
 
 
 def _devices_text(value: str | Iterable[int] | None) -> str:
-    """Convert the parameter `devices` to the text of --devices: numbers with commas. Raises UsageError for an empty list."""
+    """Convert the parameter `devices` to the text of --devices: numbers with commas, a text as it is, "" for None.
+
+    Raises UsageError for an empty list.
+    """
     if value is None or isinstance(value, str):
         return _option_text(value)
     listed = ",".join(map(str, value))

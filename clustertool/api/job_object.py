@@ -68,7 +68,8 @@ class Job:
         """Ask the nodes and return the job with this id, name or unique beginning of an id; with "" the newest one.
 
         Its hosts are those of the nearest conf.py, or those that this machine stored when it started the job: if there is no
-        conf.py, or if `id` is the complete id of a job on other hosts. Raises NotFound, UsageError, ConfigError.
+        conf.py, or if `id` is the complete id of a job on other hosts. Raises UsageError if several match; for none NotFound,
+        or the errors of nodes that did not answer; ConfigError if no hosts are known, or conf.py cannot be read.
         """
         caller = SilentCaller()
         config = load_config.cluster(caller, Selection(job=id), start_local=False)
@@ -114,7 +115,8 @@ class Job:
         later, in seconds since the epoch. attempt: only those after the K-th restart.
 
         The iterator opens connections with the first line and closes them with the last one, or when it is closed. Raises
-        UsageError, NotFound, and after the lines the errors of nodes that did not answer.
+        UsageError for a wrong rank or role, at once; NotFound for a job, rank, host or attempt that does not exist; and after
+        the lines the errors of nodes that did not answer.
         """
         kind = _read_role(role)
         asked: Shown = "all"
@@ -237,7 +239,8 @@ class Job:
         JOB<id> in the current one). rank: a number, of the rank whose node is read; "all" copies each rank into a folder of its
         own: to/rank0, to/rank1 and so on. path: a folder or a file of the job instead of its output. A warning is logged for a
         rank without files, and for each file that is left out because another job in the same folder has written it. Raises
-        UsageError, NotFound, Unreachable, DispatchError.
+        UsageError for a wrong rank, role or path, NotFound for one that the job does not have, Unreachable for a node that does
+        not answer, and DispatchError for a copy that has failed.
         """
         require_inside(path)
         kind = _read_role(role)
