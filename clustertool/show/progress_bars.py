@@ -259,7 +259,7 @@ class Bar:
             self._terminal.line(f"{self._label}: {phase}, {_of(done, total)}{self._time_left(now, done, total)}")
 
     def _time_left(self, now: float, done: int, total: int) -> str:
-        """Format the time that this phase still takes; "" in its first second."""
+        """Format the time that this phase still takes; "" in its first second, before its first byte, and at its end."""
         passed = now - self._begun
         return f", {human_seconds(passed * (total - done) / done)} left" if passed > 1 and 0 < done < total else ""
 

@@ -139,7 +139,10 @@ def _last_lines(story: ReportModel) -> Html:
 
 
 def _stragglers_section(story: ReportModel) -> Html:
-    """Build the section with the ranks that are behind, the reasons and last lines, and the chart of all progress."""
+    """Build the section with the ranks that are behind, the chart of all progress, and of six ranks reasons and last lines.
+
+    Without any such rank it has a sentence instead. A rank that has failed has no last lines here.
+    """
     behind = [rank for rank in story.ranks if rank.behind]
     if not behind:
         none = _missing_text("No trainer is behind the others.")
@@ -234,7 +237,7 @@ def _row_classes(story: ReportModel, group: Sequence[RankReport], name: str) -> 
 
 
 def _events_section(story: ReportModel) -> Html:
-    """Build the section with the first 40 events and the end of the job; empty without any."""
+    """Build the section with the first 40 events and, if the job has ended, its end; empty without any of them."""
     shown = [(_moment(t), story.clean(news_text(news))) for t, news in story.news[:_MOST_NEWS]]
     items = [tag("li", tag("span", moment, class_="when"), " ", text) for moment, text in shown]
     more = len(story.news) - _MOST_NEWS
@@ -284,7 +287,8 @@ def _legend(story: ReportModel) -> Html:
 def _nodes_section(story: ReportModel) -> Html:
     """Build the section with the charts of each node.
 
-    Of more than 12 nodes, those without a finding are folded, and a chart has the CPU of all ranks.
+    Of more than 12 nodes, all but the first 12 with a finding (lost, unknown, or a rank that failed or is behind) are folded,
+    and one more chart has the CPU of all ranks.
     """
     found = {rank.node for rank in story.ranks if rank.behind or rank.state is RankState.FAILED}
     found |= {node.index for node in story.nodes if node.state in (NodeState.LOST, NodeState.UNKNOWN)}

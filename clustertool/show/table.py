@@ -112,7 +112,11 @@ def _draw_table(
 def _columns_to_draw(
     columns: Sequence[str], widths: Sequence[int], rows: Sequence[Sequence[Cell]], room: int, narrow: Narrow
 ) -> list[int]:
-    """Choose the columns to draw, by index: all; if too wide, without empty ones, and then without those of `narrow`."""
+    """Choose the columns to draw, by index: all that fit in `room`; if they are too wide, all but the empty ones.
+
+    If these are too wide, too, those in narrow.out are left out, one after the other, until the rest fits. A column that can be
+    cut counts with at most 12 columns of the terminal then.
+    """
     every = list(range(len(widths)))
     if not rows or _drawn_width(widths) <= room:
         return every

@@ -60,7 +60,7 @@ class Page:
 def choose(view: View, ranks: Sequence[TopRank], rows: int = 0) -> None:
     """Select the rank `rows` below the selected one, wherever that is now; if it is gone, the row counts.
 
-    Stores it in the view.
+    Stores it in the view: at most the first or the last rank, None without ranks.
     """
     keys = [(rank.job, rank.role, rank.rank) for rank in ranks]
     at = keys.index(view.chosen) if view.chosen in keys else view.at
