@@ -101,7 +101,7 @@ def read_certificate(blob: bytes) -> Certificate | None:
 
 
 def read_public(path: str) -> bytes:
-    """Read the public key or certificate in a file of one line "TYPE BASE64 [COMMENT]"; b"" if it is no such file."""
+    """Read the public key or certificate, decoded, in the first line "TYPE BASE64 [COMMENT]" of a file; b"" without one."""
     with contextlib.suppress(OSError):
         for line in Path(path).read_text("utf-8", "surrogateescape").splitlines():
             fields = line.split()
@@ -113,7 +113,10 @@ def read_public(path: str) -> bytes:
 
 
 def read_private(text: bytes) -> bytes:
-    """Read the public half of a private key in OpenSSH's own format, which keeps it in the clear; b"" for other formats."""
+    """Extract the public half of a private key in OpenSSH's own format, which keeps it in the clear; b"" for other formats.
+
+    text: the content of the key file. Of several keys in it the first one counts.
+    """
     raw = b""
     with contextlib.suppress(ValueError):
         raw = base64.b64decode(b"".join(line for line in text.splitlines() if not line.startswith(b"-----")))

@@ -56,7 +56,8 @@ def _fabric_config() -> Config:
 def login(host: Host, cluster: Cluster, prompter: Prompter) -> tuple[SshSettings, Connection, Bastion | None]:
     """Log in to a host, through its gateways; return its settings, the connection, and the bastion, None without gateways.
 
-    The limit of open files of this process is increased, too. Raises Unreachable, AuthError or ConfigError.
+    The limit of open files of this process is increased, too. Raises Unreachable if the host or a gateway cannot be reached,
+    AuthError if a login or a host key is refused, and ConfigError for wrong settings.
     """
     raise_file_limit()
     to = settings(host, cluster)
@@ -75,7 +76,8 @@ def login(host: Host, cluster: Cluster, prompter: Prompter) -> tuple[SshSettings
 def _connect_directly(to: SshSettings, prompter: Prompter) -> Connection:
     """Connect by TCP, or by the ProxyCommand, and log in. A server that drops connections before the login is tried again.
 
-    There are at most six tries, with pauses, within the timeout of connections. Raises Unreachable, AuthError, ConfigError.
+    There are at most six tries, with pauses, within the timeout of connections. Raises Unreachable if no session begins,
+    AuthError if the login or the host key is refused, and ConfigError if the ProxyCommand does not start.
     """
     deadline = time.monotonic() + to.connect_timeout
     dropped: dial.Dropped | None = None
@@ -97,7 +99,8 @@ def _connect_directly(to: SshSettings, prompter: Prompter) -> Connection:
 def _connect(to: SshSettings, sock: Any, prompter: Prompter, deadline: float) -> Connection:
     """Open a Fabric connection on `sock` and log in. The socket is closed on every failure.
 
-    Raises AuthError; Unreachable, of which Dropped is worth another try.
+    Raises AuthError if the login or the host key is refused, and Unreachable if no session begins: Dropped, which is worth
+    another try, if the server has closed the connection.
     """
     start, login = deadline - to.connect_timeout, Login(to, prompter, deadline)
     left = max(0.1, deadline - time.monotonic())
@@ -230,7 +233,7 @@ class SshLink:
     no_shell = NO_SHELL
 
     def __init__(self, host: Host, cluster: Cluster, prompter: Prompter | None = None) -> None:
-        """Connect and log in. Raises Unreachable, AuthError or ConfigError.
+        """Connect and log in. Raises what login() raises.
 
         The thread that made `prompter` must call its serve() while another thread waits here.
         """
@@ -282,7 +285,7 @@ class SshLink:
     ) -> paramiko.Channel:
         """Open a session, and request a terminal, if one is given, and `shell`, without waiting for the answers.
 
-        Raises PreflightError if sshd refuses another session, Unreachable.
+        Raises PreflightError if sshd refuses another session, and Unreachable if none is open after `timeout` seconds.
         """
         try:
             channel = self.transport.open_session(window or None, BULK_PACKET if window else None, timeout)

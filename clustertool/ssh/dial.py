@@ -28,7 +28,11 @@ class Dropped(Unreachable):
 
 
 def tcp(to: SshSettings, deadline: float) -> socket.socket:
-    """Connect a socket to the host, trying each of its addresses until the deadline. Raises Unreachable."""
+    """Connect a socket to the first address of the host that accepts it, and set its keep-alive.
+
+    Each address has an equal part of the time until the deadline. Raises Unreachable, with the last address's error, if none
+    accepts it, or for a name without an address.
+    """
     addresses = _addresses(to)
     problem: OSError | None = None
     for number, (family, address) in enumerate(addresses):
@@ -106,7 +110,10 @@ class ProxySocket(socket.socket):
 
 
 def end_group(process: subprocess.Popen[bytes], number: int, grace: float) -> None:
-    """Signal a child and its process group, if the child runs; send KILL if it has not ended after `grace` seconds."""
+    """Signal a child and its process group, if the child runs; send KILL if it has not ended after `grace` seconds.
+
+    After KILL it waits for the child for up to 5 s.
+    """
     for each, patience in ((number, grace), (signal.SIGKILL, 5.0)):
         if process.poll() is None:
             signal_group(process.pid, each)
@@ -121,7 +128,10 @@ def signal_group(group: int, number: int) -> None:
 
 
 def proxy(to: SshSettings) -> ProxySocket:
-    """Start the ProxyCommand of a host, and return the socket that is its stdin and stdout. Raises ConfigError."""
+    """Start the ProxyCommand of a host by the user's shell, and return the socket that is its stdin and stdout.
+
+    Raises ConfigError if the shell does not start.
+    """
     command = expand_in_shell(to.proxy_command, tokens(to.name, to.hostname, to.user, to.port))
     ours, theirs = socket.socketpair()
     sock = ProxySocket(fileno=ours.detach())
@@ -140,7 +150,10 @@ def proxy(to: SshSettings) -> ProxySocket:
 
 
 def tunnel(gateway: Any, via: SshSettings, to: SshSettings, deadline: float) -> Any:
-    """Open a channel over a gateway's connection to the next host, and return it. Raises Unreachable."""
+    """Open a channel over a gateway's connection to the next host, and return it.
+
+    Raises Unreachable if the gateway forbids it, cannot reach the host, or does not open it until the deadline.
+    """
     left, where = max(0.5, deadline - time.monotonic()), f"{to.hostname} port {to.port}"
     try:
         return gateway.open_channel("direct-tcpip", (to.hostname, to.port), ("127.0.0.1", 0), timeout=left)

@@ -101,7 +101,7 @@ def home() -> str:
 
 
 def _settings_of_host(host: Host, cluster: Cluster, user: str, port: int, depth: int = 0) -> SshSettings:
-    """Find the settings of one host, and its gateways by ProxyJump. Raises ConfigError.
+    """Find the settings of one host, and its gateways by ProxyJump. Raises ConfigError as settings() does.
 
     user, port: of conf.py; the host's own have priority over them, and they over ssh's configuration. depth: jumps so far.
     """
@@ -138,7 +138,8 @@ def _settings_of_host(host: Host, cluster: Cluster, user: str, port: int, depth:
 def _parse_gateways(text: str, to: SshSettings, cluster: Cluster, depth: int) -> tuple[SshSettings, ...]:
     """Parse "a,user@b:2222", and return the settings of the jump hosts in order, the one next to us first.
 
-    Returns () for a host that would be its own gateway: it is reached directly. Raises ConfigError, also for a loop.
+    Returns () for a host that would be its own gateway: it is reached directly. Raises ConfigError for a gateway of another
+    form, for settings of one that cannot be read, and for a loop.
     """
     if depth > _HOPS_LIMIT:
         raise ConfigError(f"the gateways of {to.name} form a loop", "check ProxyJump in ~/.ssh/config", to.name)
@@ -172,7 +173,7 @@ def _gateway(hop: Host, cluster: Cluster, depth: int) -> SshSettings:
 
 
 def _parse_gateway(item: str) -> Host:
-    """Parse a jump host, which is written like an entry of HOSTS, without ranges. Raises ConfigError."""
+    """Parse a jump host, which is written like an entry of HOSTS, without ranges. Raises ConfigError for another form."""
     try:
         (host,) = read_hosts([item])
     except (ConfigError, ValueError):
@@ -195,9 +196,9 @@ def _all_values(answers: _Answers, key: str) -> list[str]:
 
 
 def _identities(identity_file: str, answers: _Answers, known: Mapping[str, str]) -> tuple[tuple[str, ...], bool]:
-    """List the key files to try, and whether they were configured: ssh's default names if none is.
+    """Return (the key files to try, whether they were configured): conf.py's `identity_file` alone, else those of ssh.
 
-    identity_file: of conf.py; it replaces all others.
+    If ssh has none configured: its default names, and False.
     """
     if identity_file:
         return (_expand_home(identity_file),), True
@@ -367,10 +368,11 @@ _one_at_a_time: dict[str, threading.Lock] = {}
 
 
 def _run_ssh(files: tuple[_File, ...], name: str, options: list[str]) -> tuple[_Answers, list[str]]:
-    """Run `ssh -G`, and return its answers, and with the option -v the files that it read. Raises ConfigError.
+    """Run `ssh -G`, and return ({keyword: values}, the files that it read if `options` has -v, else []).
 
-    ssh reads the configuration in the home of the password file. With another $HOME (in tests, in containers) it gets a file
-    that includes the configuration of that home, and checks it as strictly.
+    Raises ConfigError if ssh refuses its configuration, or does not end in 20 s. ssh reads the configuration in the home of the
+    password file. With another $HOME (in tests, in containers) it gets a file that includes the configuration of that home, and
+    checks it as strictly.
     """
     argv = ["ssh", "-G", *options]
     node = "" if name == _ANY_HOST else name
@@ -422,7 +424,7 @@ def _read_without_client(files: tuple[_File, ...]) -> str:
 
 
 def _lookup_paramiko(text: str, name: str) -> _Answers:
-    """Find the answers for a host by paramiko, without an ssh client. Raises ConfigError.
+    """Find the answers for a host by paramiko, without an ssh client. Raises ConfigError for a text that it cannot parse.
 
     paramiko expands tokens and `~` of most values itself.
     """

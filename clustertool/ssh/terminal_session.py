@@ -39,7 +39,8 @@ def present() -> bool:
 def run_on_terminal(link: SshLink, argv: Sequence[str], check: Callable[[], None]) -> int:
     """Run a program on the node with a terminal of the size of this one. Return its exit code, 255 if it is not known.
 
-    check: called regularly; what it raises ends the session. Raises PreflightError, Unreachable.
+    It ends, too, when the user types Enter ~ . and at the end of stdin. check: called regularly; what it raises ends the
+    session. Raises PreflightError if the login shell opens no terminal, and Unreachable if the connection breaks.
     """
     columns, lines = os.get_terminal_size(sys.stdout.fileno())
     channel = link.terminal(_SHELL, os.environ.get("TERM", "xterm"), columns, lines)

@@ -123,8 +123,9 @@ class Commands:
     def run(self, link: Shells, command: str, take: Take, timeout: float = 0.0, opening: float = _OPENING) -> int:
         """Run what a user typed by that user's login shell on the node, pass its output to `take`, and return its exit code.
 
-        timeout: in seconds, 0 for as long as it takes. opening: seconds that a channel may take. Raises TimedOut, after an
-        attempt to end the command, Unreachable, PreflightError; UsageError for a command with a zero byte.
+        timeout: in seconds, 0 for as long as it takes. opening: seconds that a channel may take. Raises TimedOut after
+        `timeout` and an attempt to end the command, Unreachable if the connection breaks or the login takes too long,
+        PreflightError if the shell does not start, and UsageError for a command with a zero byte.
         """
         if "\0" in command:
             raise UsageError("a command cannot contain a zero byte")
@@ -136,7 +137,7 @@ class Commands:
     def run_program(self, link: Shells, argv: Sequence[str], take: Take) -> int:
         """Run a program on the node, as long as it takes, by /bin/sh where the link starts nothing else; return its exit code.
 
-        It must end by itself when a line comes on its stdin, or when that ends.
+        It must end by itself when a line comes on its stdin, or when that ends. Raises what run() raises, but no TimedOut.
         """
         if isinstance(link, Programs):
             return self._run(link, link.program(argv, timeout=_OPENING), "", "", take, _NO_END)
@@ -159,7 +160,9 @@ class Commands:
     ) -> int:
         """Send the script, pass on its output from `mark`, which must come within `login` seconds, and return its exit code.
 
-        255 if it is not known. After `timeout` seconds the command is ended. Raises TimedOut, Unreachable, PreflightError.
+        255 if it is not known. After `timeout` seconds a line is sent, which ends the command, and TimedOut is raised. Raises
+        Unreachable if the connection breaks, the mark is late, or end() was called before, and PreflightError if no mark came.
+        At the end the channel is closed.
         """
         end = time.monotonic() + timeout
         streams = [_AfterMark(mark.encode(), b"", take, False), _AfterMark(mark.encode(), link.noise, take, True)]
