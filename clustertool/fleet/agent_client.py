@@ -77,7 +77,11 @@ class AgentClient:
 
     @classmethod
     def open(cls, link: Link, host: Host, cluster: Cluster, sink: Sink | None = None) -> AgentClient:
-        """Start an agent over `link`, and a thread that reads its frames. Raises NoPython, PreflightError or Unreachable."""
+        """Start an agent over `link`, and a thread that reads its frames.
+
+        Raises NoPython if the node has no Python that can run it, PreflightError if the login or the node side does not start
+        it, and Unreachable if the connection or the shell ends or does not answer in time. The channel is closed then.
+        """
         agent = cls(link, host, sink)
         try:
             agent._boot(cluster)
@@ -98,7 +102,8 @@ class AgentClient:
     def _boot(self, cluster: Cluster) -> None:
         """Start the node's Python on a new channel, send the code if the node lacks it, and wait for "ready".
 
-        Raises NoPython, PreflightError; OSError and EOFError where the connection or the shell ends.
+        Raises NoPython without a usable Python, PreflightError for another answer, Unreachable after the deadline, and OSError
+        or EOFError where the connection or the shell ends.
         """
         seconds = seconds_for(cluster.connect_timeout)
         root = self.host.root_dir or cluster.root_dir
@@ -225,7 +230,9 @@ class AgentClient:
         moved: Callable[[int], None] | None = None,
         gently: Callable[[], bool] | None = None,
     ) -> None:
-        """Send a message to the node's relay in slices; call `moved` with the bytes of each. Raises Unreachable.
+        """Send a message to the node's relay in slices; call `moved` with the size of each.
+
+        Raises the error that has ended the connection, such as Unreachable.
 
         While gently() is true, little more is sent than has arrived, so that other messages on the connection do not wait.
         """

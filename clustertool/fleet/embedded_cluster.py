@@ -112,7 +112,9 @@ class LocalCluster:
         """Start the servers that are missing, end those beyond `nodes`, and return the cluster.
 
         nodes None: as many as there are, or three. If a key is missing, all servers are ended, and keys are made. Raises
-        PreflightError; UsageError for a wrong number.
+        UsageError for a number that is not 1 to 250, Survivors if a server does not end, ConfigError if the directory cannot be
+        made, and PreflightError without sshd, for a user who cannot log in, for a directory that is not safe or is locked, and
+        if a server does not start.
         """
         sshd = _sshd()
         _check_user()
@@ -138,7 +140,8 @@ class LocalCluster:
     def down(self) -> list[str]:
         """End the servers and their sessions, remove keys and configurations, and return a line for each server that ran.
 
-        The nodes' homes stay. Returns [] if there was no cluster.
+        The nodes' homes stay. Returns [] if there was no cluster. Raises Survivors if a process does not end, and
+        PreflightError for a directory that is not safe, or is locked for 60 s.
         """
         if not self.dir.is_dir():
             return []
@@ -149,7 +152,10 @@ class LocalCluster:
             return ended
 
     def status(self) -> tuple[Server, ...]:
-        """List the servers that have a configuration, with the dead ones (`alive`). Empty after `down`."""
+        """List the servers that have a configuration, by number, with the dead ones (`alive`). Empty after `down`.
+
+        Raises PreflightError for a directory that another user can have written.
+        """
         self._check_dir()
         found = []
         for node in sorted(int(path.stem) for path in self.run.glob("*.conf")):
@@ -263,8 +269,8 @@ class LocalCluster:
     def _start(self, sshd: str, nodes: Sequence[int], running: Sequence[Server]) -> None:
         """Start the servers of these nodes, and wait until they listen: on the port of `running`, else a random one.
 
-        Those whose port is taken are started again on another one, up to 20 times: the nodes of a real cluster have one port.
-        Raises PreflightError.
+        Those whose port is taken are started again on another one: the nodes of a real cluster have one port. Raises
+        PreflightError after 20 ports, and for a server that does not start.
         """
         port = running[0].port if running else random.choice(PORTS)
         for _ in range(_ROUNDS):
@@ -363,7 +369,7 @@ def _freeze(server: Process) -> set[Process]:
 
 
 def _sshd() -> str:
-    """Find the path of sshd. Raises PreflightError."""
+    """Find the path of sshd: on PATH, else in the usual folders. Raises PreflightError without it, and if this is not Linux."""
     if not sys.platform.startswith("linux"):
         raise PreflightError("the embedded local cluster needs Linux", "name Linux nodes in a conf.py")
     path = os.pathsep.join([os.environ.get("PATH", os.defpath), "/usr/sbin", "/usr/local/sbin", "/sbin"])

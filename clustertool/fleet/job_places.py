@@ -87,7 +87,7 @@ class JobPlaces:
     def store(self, identity: Identity, cluster: Cluster) -> None:
         """Write the file of a job that has been started, and remove the oldest files, until 256 are left.
 
-        Raises OSError; ConfigError where another user can write the folder.
+        Raises OSError if it cannot be written, and ConfigError where another user can write the folder.
         """
         self._dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._check_dir()
@@ -100,7 +100,8 @@ class JobPlaces:
     def find(self, text: str) -> StoredJob | None:
         """Find the stored job that `text` names: by id or name the newest one, else by a unique prefix of its id; else None.
 
-        None, too, where its hosts are damaged. Raises ConfigError; UsageError for a prefix of jobs in several places.
+        None, too, where its hosts are damaged. Raises ConfigError where another user can write the folder or a file, and
+        UsageError for a prefix of jobs in several places; of several in one place it returns the newest.
         """
         for entry in self._read_files([self._path(text)] if is_job_id(text) else []):
             if not entry.asked:  # an id that the tool has made: no other job is meant
@@ -113,7 +114,10 @@ class JobPlaces:
         return found[0].with_cluster() if found else None
 
     def newest(self) -> StoredJob | None:
-        """Return the job whose file was written last; None where there is no file, or a damaged one. Raises ConfigError."""
+        """Return the job whose file was written last; None where there is no file, or a damaged one.
+
+        Raises ConfigError where another user can write the folder or the file.
+        """
         for entry in self._read_files(this_user.job_files_by_age(self._dir)[-1:]):
             return entry.with_cluster()
         return None
@@ -160,11 +164,10 @@ class JobPlaces:
 
 
 def _to_content(cluster: Cluster) -> dict[str, object]:
-    """Convert a cluster to what its file has: its hosts, settings of the engine, and keys of conf.py.
+    """Convert a cluster to what its file has: {"keys": of conf.py, "hosts": fields of each, "settings": of the engine, if any}.
 
-    The keys are those about connections and stops whose values differ from the defaults.
-
-    Paths of local files become absolute. Returns {} for the embedded cluster.
+    The keys are those about connections, stops and SECRETS whose values differ from the defaults. Paths of local files become
+    absolute. Returns {} for the embedded cluster.
     """
     if cluster.ssh_config == "none":
         return {}
@@ -194,7 +197,8 @@ def _read_content(value: _Content) -> StoredJob:
 def _to_cluster(job: str, value: _Content) -> Cluster | None:
     """Build the cluster of a file's content; None where it has no hosts (embedded cluster).
 
-    Raises ValueError, KeyError, TypeError or AttributeError for damaged content.
+    If the only host is this machine, it is that of own_cluster(), with the stored engine, settings and SECRETS. Raises
+    ValueError, KeyError, TypeError or AttributeError for damaged content.
     """
     if "hosts" not in value:
         return None
@@ -261,7 +265,7 @@ def find_on_other_hosts(job: str, conf: Cluster) -> StoredJob | None:
 
 
 def find_without_conf(job: str) -> StoredJob | None:
-    """Find the stored job that `job` names, for "" the one stored last. Raises ConfigError, UsageError.
+    """Find the stored job that `job` names, for "" the one stored last. Raises what JobPlaces.find() raises.
 
     None where there is none, or where a command without conf.py finds the job by itself: a job of the embedded local cluster,
     or of this machine in this folder or one above.

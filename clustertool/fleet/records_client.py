@@ -97,7 +97,7 @@ class SharedDirectory:
         """Ask for the bases, and return a new client for each that has none, numbered from `first` on.
 
         host, root: of the shared directory. Until a job names its nodes, a client has the name of the host with its base.
-        Raises Unreachable, PreflightError.
+        Raises Unreachable if the agent does not answer in 30 s, or the error that it answers.
         """
         known = {client.base for client in self._clients}
         found = self.agent.ask(BASES({}), _LISTING)["bases"]

@@ -107,7 +107,8 @@ def deliver(
 ) -> Dispatched:
     """Send a workspace to all nodes that do not have it, and return the result; nodes that fail are in its tally.
 
-    Raises DispatchError when a file changes.
+    It sends a patch where the difference is small, else pieces; with DISPATCH = "rsync" the files. Raises DispatchError when a
+    file changes, DataError if the manifest is too large, and PreflightError if rsync is needed and missing here.
     """
     delivery = _Delivery(fleet, portions, facts, progress)
     group, lacking, tally = delivery.group, delivery.lacking, delivery.tally

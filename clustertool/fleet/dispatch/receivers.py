@@ -41,7 +41,7 @@ def owners(facts: ByNode) -> dict[str, int]:
 
 
 def receivers(portions: Portions, facts: ByNode) -> tuple[dict[int, Receiver], dict[str, str]]:
-    """Return {node: its receiver}, and {file that not all nodes take: name of its group}.
+    """Return ({node: its receiver}, {file that not all nodes take: name of its group}).
 
     A node that shares the ROOT_DIR of an earlier one has the receiver of that node.
     """

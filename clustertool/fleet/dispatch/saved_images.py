@@ -49,10 +49,10 @@ class SavedImage:
 
 
 def find(runtime: str, image: str) -> LocalImage:
-    """Find an image on this machine: a .sif file, or in the store of `runtime`; for "auto" of the first that has it.
+    """Find an image on this machine: a .sif file, or in the store of `runtime`; for "auto" in docker's, else in podman's.
 
-    The id is "" if the runtime lacks the image. Raises NotFound where this machine has no runtime or no such file, and for an
-    image of apptainer that is no file.
+    If no store has it, the id is "", and the runtime the first one here that answers. Raises NotFound if none does, for a .sif
+    file that does not exist, and for another image of apptainer.
     """
     if container_runtimes.is_file(image):
         with contextlib.suppress(OSError):
@@ -88,7 +88,7 @@ def _runtimes(runtime: str) -> tuple[str, ...]:
 
 
 def pull(image: LocalImage, check: Callable[[], None]) -> LocalImage:
-    """Pull the image from its registry, and find it again. Raises DispatchError, or what `check` raises."""
+    """Pull the image from its registry, and find it again. Raises DispatchError if the pull fails, or what `check` raises."""
     image_program.run(container_runtimes.pull(image.program, image.name), check)
     return find(image.runtime, image.name)
 
@@ -96,7 +96,8 @@ def pull(image: LocalImage, check: Callable[[], None]) -> LocalImage:
 def save(image: LocalImage, kind: str, check: Callable[[], None]) -> SavedImage:
     """Save an image as files below the cache folder, unless an earlier dispatch has done so, and read them as a workspace.
 
-    Before a new one is saved, all others but the newest are removed. Raises DispatchError, or what `check` raises.
+    Before a new one is saved, all others but the newest are removed. Raises DispatchError without room or if the runtime fails,
+    ConfigError if the cache folder cannot be made, or what `check` raises.
     """
     top = this_user.cache() / "images"
     this_user.make_folder(top, "XDG_CACHE_HOME")

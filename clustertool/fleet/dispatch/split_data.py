@@ -62,10 +62,10 @@ class Result:
 
 
 def cut(order: LineOrder, progress: Progress, check: Check) -> Result:
-    """Split a file into shards of equal numbers of lines, which replace older shards (order.replace).
+    """Split a file into shards whose numbers of lines differ by one at most; they replace older shards (order.replace).
 
-    Raises DataError for data that cannot be cut so, and folders that cannot be written; UsageError for older shards that may
-    not be replaced; what `check` raises.
+    Raises DataError for data that cannot be cut so or changes meanwhile, and for folders that cannot be written; UsageError for
+    older shards that may not be replaced; what `check` raises.
     """
     try:
         with _open_data(order.data) as file:

@@ -454,7 +454,9 @@ class _Walk:
     def _reason_to_leave_out(self, entry: os.DirEntry[bytes], path: str, is_dir: bool, top: bool) -> str:
         """Return why an entry is left out, "" if it is sent.
 
-        The reasons: its name, lines of .clusterignore and the like, a virtual environment, or results and logs of earlier jobs.
+        The first of these counts: its name; results and logs of earlier jobs, if no line of .clusterignore fits it; a virtual
+        environment; a line of .clusterignore, or if none fits, of a file of ignore_from; and, unless a line of .clusterignore
+        takes it, the name of a private key or of credentials.
         """
         name = os.fsdecode(entry.name)
         if name in _ANYWHERE:

@@ -36,8 +36,8 @@ sys.exit(start_bundle(sys.argv))
 def write(path: Path, join: JoinFile, workspace: Workspace | None = None) -> bool:
     """Write a bundle to a new file of mode 0600, and return whether the workspace is in it: one of more than 64 MiB is not.
 
-    Raises UsageError where the file exists, OSError, and DispatchError for a workspace that changes meanwhile; no file is left
-    then.
+    Raises UsageError where the file exists, OSError if it cannot be written, and DispatchError for a workspace that changes
+    meanwhile; no new file is left then.
     """
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     try:

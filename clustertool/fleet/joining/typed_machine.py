@@ -40,9 +40,9 @@ _SHOWN = 120  # characters of a command line
 
 
 def default_address() -> str:
-    """Find the address of this machine on its default route, else the first one that other machines may reach.
+    """Find the address of this machine on its default route, else one that other machines may reach; IPv4 before IPv6.
 
-    Raises PreflightError.
+    Raises PreflightError if all of its addresses are of the loopback or link-local.
     """
     for family, far in _FAR:
         with contextlib.suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as sock:
@@ -74,7 +74,10 @@ def _ip(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
 
 
 def folder_digest(top: Path) -> str:
-    """Hash names and content of the program files below `top`; "" where there are too many files to read at a start."""
+    """Hash names and content of the program files below `top`; "" where it has more than 20,000 files of any kind.
+
+    Of a file over 1 MiB only the size counts.
+    """
     found = hashlib.sha256()
     for number, path in enumerate(folder_files(top)):
         if number >= _MOST:
@@ -85,7 +88,10 @@ def folder_digest(top: Path) -> str:
 
 
 def folder_files(top: Path) -> Iterator[str]:
-    """Yield files below `top`, relative to it, sorted; without results, logs, hidden folders and virtual environments."""
+    """Yield files below `top`, relative to it, sorted within each folder, before those of the folders in it.
+
+    Folders of results, logs and caches, hidden ones and virtual environments are left out.
+    """
     for folder, folders, names in os.walk(top):
         kept = (name for name in folders if name not in _LEFT_OUT and not name.startswith("."))
         folders[:] = sorted(name for name in kept if not os.path.exists(os.path.join(folder, name, "pyvenv.cfg")))

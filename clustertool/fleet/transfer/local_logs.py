@@ -18,9 +18,9 @@ from clustertool.node.storage import shown_logs
 
 
 def prepare(folder: Path) -> None:
-    """Make the folder, mark it as one of logs, and remove its links to logs of earlier jobs. Raises DataError.
+    """Make the folder, mark it as one of logs, and remove its links to logs of earlier jobs.
 
-    A link in its place that clusterrun has made, for a job on this machine, is removed.
+    A link in its place that clusterrun has made, for a job on this machine, is removed. Raises DataError if one of these fails.
     """
     try:
         if shown_logs.is_of_job(str(folder)):  # made by clusterrun for a job on this machine

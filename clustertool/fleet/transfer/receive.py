@@ -83,7 +83,10 @@ class NodeFolder:
         )
 
     def receive(self, target: Path, check: Check, only: Sequence[FolderEntry] | None = None) -> Copied:
-        """Copy the directory into `target`, which is made, by rsync or in answers of the agent. only: these entries of it."""
+        """Copy the directory into `target`, which is made: by rsync, or, if a side has none, in answers of the agent.
+
+        The latter also where the node's link starts programs only. only: these entries of it; None: all.
+        """
         link = self.fleet.agents[self.node].link
         names = None if only is None else [entry.path for entry in only if entry.parts]
         with contextlib.suppress(RsyncMissing):
@@ -124,7 +127,7 @@ class NodeFolder:
         """Copy one file of the directory into the folder `target`, which is made, but not left empty after an error.
 
         entry: what find() has found at `path`; the copy has the name of the path. A file that is there already, with the same
-        size and time, counts as copied with 0 bytes. Raises BadAnswer, too.
+        size and time, counts as copied with 0 bytes. Raises BadAnswer, too, if what comes is no file.
         """
         name, sent = posixpath.basename(path), entry.parts[-1]
         made = not target.is_dir()

@@ -68,8 +68,8 @@ def pull(
 ) -> Copied:
     """Copy a directory of the node into `target` here, which is made. names: only these entries of it, by their paths.
 
-    Links that lead out of the directory are left out. Raises NotFound, and removes `target` if it is empty then; RsyncMissing,
-    DispatchError, Unreachable.
+    Links that lead out of the directory are left out. Raises what _Session.run() raises, and OSError if `target` cannot be
+    made. With NotFound `target` is removed if it is empty.
     """
     os.makedirs(target, exist_ok=True)
     which = ["--recursive"] if names is None else ["--files-from=-", "--from0"]
@@ -86,7 +86,7 @@ def pull(
 def pull_file(link: Link, remote: str, path: str, target: Path, check: Check | None = None) -> Copied:
     """Copy one regular file, by its path in a directory of the node, into `target` here, which exists and is empty.
 
-    Raises NotFound, RsyncMissing, DispatchError, Unreachable.
+    Raises what _Session.run() raises.
     """
     options = ["--files-from=-", "--from0", "--no-relative", "--executability", "node:./", "./"]
     with _names_file([path]) as listed:
@@ -96,9 +96,9 @@ def pull_file(link: Link, remote: str, path: str, target: Path, check: Check | N
 def push(
     link: Link, source: Path, names: Iterable[str], remote: str, moved: Callable[[int], None], check: Check
 ) -> None:
-    """Copy files below `source` into a directory of the node, which is there. `moved` gets the bytes as they are sent.
+    """Copy files below `source` into a directory of the node, which is there. `moved` gets the number of bytes of each send.
 
-    Only their content and times are copied. Raises NotFound, RsyncMissing, DispatchError, Unreachable.
+    Only their content and times are copied: folders get mode 0700, files 0600. Raises what _Session.run() raises.
     """
     options = ["--files-from=-", "--from0", "--no-implied-dirs", "--chmod=D0700,F0600", "--partial", "./", "node:./"]
     with _names_file(names) as listed:
@@ -121,7 +121,7 @@ class Pipe:
     """A script on a node, its stdin and stdout. What the login prints before it is dropped."""
 
     def __init__(self, link: Link, script: bytes, *, window: int = 0, timeout: float = 10.0) -> None:
-        """Open a channel and start the script. Raises Unreachable, or PreflightError if no shell starts."""
+        """Open a channel and start the script: see _start()."""
         self.channel = link.channel(window=window, timeout=timeout)
         self._mark = secrets.token_hex(16).encode()
         try:
@@ -131,7 +131,11 @@ class Pipe:
             raise
 
     def _start(self, link: Link, script: bytes, timeout: float) -> bytes:
-        """Start the script, and return the bytes that came together with its start. Raises Unreachable, PreflightError."""
+        """Start the script, and return the bytes that came together with its start.
+
+        Raises PreflightError if the login shell ends without starting it, and Unreachable if the connection breaks, or it has
+        not started after `timeout` seconds.
+        """
         greeting = Greeting(self.channel, link.node, timeout)
         try:
             greeting.start(b"printf %s >&2\n%s" % (self._mark, script))
@@ -191,8 +195,9 @@ class _Session:
     def run(self, check: Check | None) -> Copied:
         """Run rsync to its end, and return what it copied; call `check` every 0.05 s.
 
-        At the end its processes have ended, and the channel is closed. Raises RsyncMissing; DispatchError, also if nothing
-        moves for 60 s; NotFound, Unreachable.
+        At the end its processes have ended, and the channel is closed. Raises RsyncMissing if this machine or the node has no
+        rsync, NotFound if the node has no such directory, Unreachable for a lost connection, PreflightError if no shell starts,
+        DispatchError for another failure and if nothing moves for 60 s, and what `check` raises.
         """
         ours, theirs = socket.socketpair()
         with ours, theirs:
@@ -222,7 +227,7 @@ class _Session:
         return Copied(_number_in_stats(_SIZE, numbers), _number_in_stats(_FILES, numbers))
 
     def _start(self, bridge: socket.socket) -> subprocess.Popen[bytes]:
-        """Start the local rsync, with the bridge as its remote shell. Raises RsyncMissing."""
+        """Start the local rsync, with the bridge as its remote shell. Raises RsyncMissing if this machine has none."""
         rsync = shutil.which("rsync")
         if not rsync:
             raise RsyncMissing("rsync is missing on this machine", "install the package rsync here", self.link.node)
