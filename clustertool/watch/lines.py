@@ -158,7 +158,8 @@ def merge_by_time(nodes: Iterable[int], following: Callable[[int], Frame]) -> It
 def excerpt(lines: Sequence[str], most: int = 20) -> list[str]:
     """Select the last Python traceback, those that it follows from, and all lines after it; else the last `most` lines.
 
-    If that is more than 3 * `most` lines, a line that counts them replaces the middle.
+    Of more than 3 * `most` lines with a traceback, the first `most` and the last 2 * `most` are selected, with a line between
+    them that counts the others.
     """
     starts = [i for i, line in enumerate(lines) if line.lstrip().startswith(_START)]
     if not starts:

@@ -63,7 +63,7 @@ def count_due_reports(wait: Wait) -> int:
 def find_blocked(status: JobStatus, now: float = 0.0) -> list[ConnectWait]:
     """Group the nodes that report that they cannot connect to the coordinator by cause, each group with its longest time.
 
-    now: 0.0: without times.
+    now: seconds since the epoch; with 0.0 all times are 0.
     """
     groups: dict[tuple[str, str, str, bool], list[NodeStatus]] = {}
     for node in _without_connection(status):
@@ -78,10 +78,10 @@ def find_blocked(status: JobStatus, now: float = 0.0) -> list[ConnectWait]:
 
 
 def find_firewall(status: JobStatus) -> Firewall | None:
-    """Return the nodes of which one may have a firewall that blocks connections; None if no node is without a connection.
+    """Return the nodes of which one may have a firewall that blocks connections to the coordinator; else None.
 
-    If no other node has a connection, this is the coordinator's node, else each blocked one as well. None, too, if the blocked
-    ones had a connection before or the coordinator's supervisor was lost.
+    If all other nodes are blocked, this is the coordinator's node alone; if some are, it and these. A node counts as blocked if
+    it reports that it cannot connect and had no connection before. None without any, and if the coordinator's node is lost.
     """
     nodes = [node for node in _without_connection(status) if not node.unconnected["again"]]
     if not nodes or lost_coordinator(status):
