@@ -125,7 +125,7 @@ class ClusterApi:
 
     @property
     def credentials(self) -> KubeCredentials:
-        """The credentials of the kubeconfig, which is read at the first use. Raises ConfigError, AuthError."""
+        """The credentials of the kubeconfig, which is read at the first use. Raises the errors of KubeCredentials()."""
         with self._lock:
             if self._known is None:
                 self._known = KubeCredentials(self._settings.context)
@@ -164,7 +164,7 @@ class ClusterApi:
         return self._user
 
     def allowed(self, verb: str, group: str, resource: str, subresource: str = "") -> bool:
-        """Ask the server whether this user may use a verb on a resource in the namespace.
+        """Ask the server whether this user may use a verb on a resource in the namespace, and return the answer.
 
         Raises ClustertoolError if the server does not answer.
         """
@@ -183,7 +183,7 @@ class ClusterApi:
     # -- objects
 
     def get(self, kind: str, name: str) -> Manifest | None:
-        """Read an object of a kind by its name; None if there is none."""
+        """Read an object of a kind by its name, in the namespace if the kind has one; None if there is none."""
         with contextlib.suppress(NotFound):
             return self._request_object(self._request("get", KINDS[kind], name))
         return None
@@ -214,7 +214,8 @@ class ClusterApi:
         """Create an object in the namespace, and return it as the server has it.
 
         If an attempt was lost and the name is taken then, an object of the same job counts as created. Raises AlreadyExists for
-        a name that is taken, ConfigError for a wrong field, PreflightError, AuthError.
+        a name that is taken, ConfigError for a wrong field, AuthError without the right, Unreachable without an answer, and
+        PreflightError for another refusal.
         """
         lost = False
 
@@ -233,7 +234,7 @@ class ClusterApi:
     def validate(self, manifest: Manifest) -> None:
         """Have the server check a manifest without creating an object (dry run). Raises ConfigError with each wrong field.
 
-        Ignores other refusals: a right, a quota, a name that is taken. Only create() raises those.
+        Ignores other refusals (a right, a quota, a name that is taken) and a missing answer. Only create() raises those.
         """
         with contextlib.suppress(AuthError, NotFound, PreflightError):
             self._post(manifest, {**_STRICT, "dryRun": "All"})
@@ -263,7 +264,7 @@ class ClusterApi:
         """Yield the changes of a kind's objects without an end: (ADDED, MODIFIED or DELETED, object).
 
         A broken watch is begun again. Without a version, and if that has expired, first list all objects: ("LISTED", {"items":
-        [...]}) replaces all earlier ones.
+        [...]}) replaces all earlier ones. Raises the refusal of the server.
         """
         found, selected = KINDS[kind], labels or {}
         while True:
@@ -279,9 +280,10 @@ class ClusterApi:
                 version = ""
 
     def log(self, pod: str, *, tail: int | None = None, limit: int = 0) -> Iterator[bytes]:
-        """Yield the log of a pod's container in pieces of bytes. tail: its last lines. limit: bytes.
+        """Yield the log of the job's container of a pod in pieces of bytes.
 
-        Raises Unreachable if it breaks.
+        tail: how many of its last lines; None: all. limit: of bytes; 0: none. Raises NotFound if the pod is gone, another
+        refusal of the server, and Unreachable if the connection breaks or a piece takes longer than 30 s.
         """
         query: dict[str, object] = {"container": CONTAINER}
         if tail is not None:
@@ -294,7 +296,7 @@ class ClusterApi:
     def channel(self, pod: str, argv: Sequence[str]) -> PodChannel:
         """Run a program in the pod's container, and return the channel to its stdin, stdout and stderr.
 
-        Raises AuthError, NotFound, Unreachable with the server's reason.
+        Raises the refusal of the server, such as NotFound for the pod or AuthError, and Unreachable if the connection fails.
         """
         query = [("container", CONTAINER), *(("command", one) for one in argv)]
         query += [(name, "true") for name in ("stdin", "stdout", "stderr")]
@@ -333,9 +335,9 @@ class ClusterApi:
     def _post(
         self, manifest: Manifest, query: Mapping[str, object], failed: Callable[[], None] = lambda: None
     ) -> Manifest:
-        """Send the request that creates an object, and return the answer.
+        """Send the request that creates an object, and return the answer, the object as the server has it.
 
-        failed: gets the errors of attempts that are repeated.
+        failed: called before an attempt is repeated.
         """
         name = str(manifest["metadata"]["name"])
         request = self._request("create", KINDS[manifest["kind"]], name, query=query, body=manifest)
@@ -362,9 +364,10 @@ class ClusterApi:
                 return items, str(about.get("resourceVersion") or "")
 
     def _watch_once(self, kind: ObjectKind, labels: Mapping[str, str], version: str) -> Iterator[tuple[str, Manifest]]:
-        """Yield the events of one watch, with bookmarks, until it ends or breaks.
+        """Yield the events of one watch, (type, object), with bookmarks, until it ends or breaks.
 
-        Raises Expired, and other refusals of the server.
+        Raises Expired if the version is too old, other refusals of the server, and PreflightError for a line that is no JSON or
+        has more than 8 MiB.
         """
         query = {**_selectors(labels, ""), "watch": "true", "allowWatchBookmarks": "true"}
         query.update(resourceVersion=version, timeoutSeconds=_WATCH)
@@ -382,9 +385,9 @@ class ClusterApi:
                     yield str(event.get("type")), changed
 
     def _stream(self, request: ApiRequest, read: float) -> Iterator[bytes]:
-        """Send a request, and yield the response as it comes. read: seconds to wait for a piece.
+        """Send a request, and yield the pieces of the response as they come. read: seconds to wait for a piece.
 
-        Raises Unreachable if it breaks.
+        Closes the response at the end. Raises the errors of _send_with_retries(), and Unreachable if the response breaks.
         """
         response = self._send_with_retries(request, read)
         try:
@@ -396,9 +399,10 @@ class ClusterApi:
             response.release_conn()
 
     def _request_object(self, request: ApiRequest, failed: Callable[[], None] = lambda: None) -> Manifest:
-        """Send a request, and parse the response as an object. failed: gets the errors of attempts that are repeated.
+        """Send a request, and parse the response as an object. failed: called before an attempt is repeated.
 
-        Raises the refusal of the server, and PreflightError for a response that is too large or no object.
+        Raises the refusal of the server, Unreachable without a whole response, and PreflightError for one that has more than 64
+        MiB or is no JSON object.
         """
         response = self._send_with_retries(request, _READ, failed)
         try:
@@ -416,7 +420,8 @@ class ClusterApi:
     ) -> urllib3.BaseHTTPResponse:
         """Send a request, repeat it after passing errors for up to 30 s, and return the first successful response unread.
 
-        failed: gets the errors of attempts that are repeated. Raises the server's refusal, or the last error.
+        Passing are 429, 500, 502, 503, 504, and no response (_may_return). failed: called before an attempt is repeated. Raises
+        another refusal of the server at once, else the last error, and what the caller's check raises.
         """
         began, attempt = time.monotonic(), 0
         while True:
@@ -480,7 +485,7 @@ class ClusterApi:
         return found
 
     def _refusal(self, status: int, body: bytes, request: ApiRequest) -> ClustertoolError:
-        """Build the error for a response that is no success."""
+        """Build the error for a response that is no success (see refusal), with the user's name as far as it is known."""
         return refusal(status, body, request, self._user or self.credentials.user, self.where)
 
     def _may_return(self, error: HTTPError) -> bool:
@@ -544,7 +549,9 @@ def _parse_object(data: bytes, where: str) -> Manifest:
 def refusal(status: int, body: bytes, request: ApiRequest, user: str, where: str) -> ClustertoolError:
     """Build the error for a response that is no success, with the user, the request and the server's message.
 
-    body: a Status object in JSON, or any text of a proxy. user: "" if it is not known.
+    401 and 403 are AuthError, a quota PreflightError, 400 and 422 for a manifest ConfigError, 404 NotFound (of a creation
+    PreflightError), 409 AlreadyExists, 410 Expired, and others PreflightError. body: a Status object in JSON, or any text of a
+    proxy. user: "" if it is not known.
     """
     answer = _parse_status(body)
     message = _one_line(str(answer.get("message", ""))) or _one_line(body.decode(errors="replace"))

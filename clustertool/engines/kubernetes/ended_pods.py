@@ -196,7 +196,10 @@ class EndedPods:
                 self._restore_logs(pod)
 
     def _restore_logs(self, pod: str) -> None:
-        """Restore the logs of the ranks in a pod from its log, once; nothing if the pod is gone."""
+        """Restore the logs of the ranks in a pod from its log, once; nothing if the pod is gone.
+
+        Raises other errors of reading the log. A later call does not read it again.
+        """
         with self._lock_of(pod):
             if pod in self._whole:
                 return
@@ -248,9 +251,9 @@ class RestoredRecords:
     ) -> RestoredNode:
         """Write the records of a node from the log of its pod, and return what was found.
 
-        Raises errors of reading the log, OSError. log: the log or its end, in pieces. logs: also write the logs of the ranks,
-        and replace those there. stated: events are made of it if the log has no record. A pod that had not joined leaves
-        nothing.
+        Raises the errors of reading the log, and OSError if a file cannot be written. log: the log or its end, in pieces. logs:
+        also write the logs of the ranks, and replace those there. stated: events are made of it if the log has no record. A pod
+        that had not joined leaves nothing.
         """
         root = self.root / f"node{node}"
         paths = JobPaths(str(root), job)

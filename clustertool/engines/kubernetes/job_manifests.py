@@ -70,8 +70,8 @@ class JobManifests:
         """Build the manifest of a PaddleJob whose containers run the commands themselves, without clustertool.
 
         If a role does not end by itself (pserver, heter), a small program runs its command and ends it with the workers; not
-        for the image's own commands, which are not known. The PaddleJob has the job's name, if there is one. Raises
-        ConfigError, UsageError.
+        for the image's own commands, which are not known. The PaddleJob has the job's name, if there is one. Raises UsageError
+        if that cannot be the name of an object, ConfigError for settings that do not fit.
         """
         spec, name = self.request.spec, self.identity.name
         assert spec is not None
@@ -141,7 +141,7 @@ class JobManifests:
 def job_manifests(request: RunRequest, identity: Identity) -> JobManifests:
     """Read the settings and the template of pods, and collect what the objects of a job are made of. request: with its spec.
 
-    Raises ConfigError, DataError, UsageError.
+    Raises the errors of settings_of(), and ConfigError for the template.
     """
     spec, cluster = request.spec, request.cluster
     assert spec is not None
@@ -173,14 +173,18 @@ def job_manifests(request: RunRequest, identity: Identity) -> JobManifests:
 def settings_of(request: RunRequest) -> kubernetes_settings.KubernetesSettings:
     """Read the settings from conf.py, job.toml and the command line, of which later ones have priority.
 
-    Raises UsageError, DataError, ConfigError.
+    Raises ConfigError for conf.py, DataError for job.toml, UsageError for the command line.
     """
     cluster, typed = request.cluster, typed_settings(request)
     return kubernetes_settings.read_settings(cluster.settings, request.table, typed, cluster.where)
 
 
 def _read_template(settings: kubernetes_settings.KubernetesSettings, where: str) -> Manifest:
-    """Read the YAML file of pod_template, a path below the folder of conf.py; {} without one. Raises ConfigError."""
+    """Read the YAML file of pod_template, a path relative to the folder of conf.py, and return the object; {} without one.
+
+    Raises ConfigError if the file cannot be read, has more than 1 Mi characters, is no object in YAML, or an amount of a
+    container's resources is wrong.
+    """
     if not settings.pod_template:
         return {}
     path = Path(where).parent / this_user.expand_home(settings.pod_template)

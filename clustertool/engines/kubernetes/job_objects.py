@@ -74,7 +74,8 @@ def describe_job(found: JobObjects) -> Description:
     """Describe a job by its objects: its state (QUEUED, RUNNING, ENDED), since when, and why.
 
     It runs while the job's container of one pod does. It has ended when no pod is left that may have a process, and its
-    controller makes no more; also if sidecars run on, which the controller does not see.
+    controller makes no more; also if sidecars run on, which the controller does not see. Between the two, while it is being
+    ended or some of its pods have ended, it counts as RUNNING; before, as QUEUED.
     """
     about, metadata = about_of(found.workload), fields(found.workload, "metadata")
     status, pods = fields(found.workload, "status"), [view(pod) for pod in found.pods]
@@ -125,9 +126,9 @@ def stuck_pod(pods: Sequence[PodView]) -> str:
 
 
 def stated_end(pods: Sequence[PodView]) -> str:
-    """Return what the first failed pod states in its termination message: the verdict, or its last lines.
+    """Return "pod NAME: TEXT" of the first failed pod with a termination message; "" if none has one.
 
-    "" if none has one.
+    TEXT is the verdict in the message, or the last 300 characters of a message that is none of ours.
     """
     for pod in pods:
         if pod.code > 0 and pod.message:
@@ -152,7 +153,10 @@ def _end_before_joining(found: JobObjects, pods: Sequence[PodView]) -> tuple[str
 
 
 def _not_created(found: JobObjects) -> str:
-    """Return why the cluster does not create the pods that are missing, by the newest event; "" if none is missing."""
+    """Return why the cluster does not create the pods that are missing, by the newest event FailedCreate.
+
+    Returns "" if none is missing, or there is no such event.
+    """
     if len(found.pods) >= max(1, about_of(found.workload).nodes):
         return ""
     refused = _newest_event(found.events, ("FailedCreate",))
@@ -188,7 +192,11 @@ def _decode_end(pod: PodView) -> PodEnd | None:
 
 
 def queued_reason(found: JobObjects, pods: Sequence[PodView]) -> str:
-    """Return why no process of a job has started, as Kueue, the quota, the scheduler or the kubelet states it."""
+    """Return why no process of a job has started.
+
+    The first of these counts: why Kueue suspends it, why pods are not created, what its pods wait for, the newest event of
+    _REFUSED, "ContainerCreating", and "waiting for its pods". Events about its Secret in the first 60 s are ignored.
+    """
     spec, labels = fields(found.workload, "spec"), fields(fields(found.workload, "metadata"), "labels")
     if spec.get("suspend") is True:
         return _suspension(found.kueue, text(labels, QUEUE_LABEL))
@@ -209,7 +217,10 @@ def _of_secret(event: Object, name: str) -> bool:
 
 
 def _end_of_workload(workload: Object) -> tuple[bool, bool, str, float]:
-    """Return whether the controller has ended the workload, whether with success, why, and when (seconds since the epoch)."""
+    """Return (the controller has ended the workload, with success, why, when: seconds since the epoch).
+
+    (False, False, "", 0.0) if it has not.
+    """
     status = fields(workload, "status")
     for kind in _ENDS.get(text(workload, "kind"), ()):
         found = condition(status, kind)
@@ -224,7 +235,10 @@ def _end_of_workload(workload: Object) -> tuple[bool, bool, str, float]:
 
 
 def _suspension(workloads: Sequence[Object], queue: str) -> str:
-    """Return why a workload is suspended, by the conditions of Kueue's Workload objects, if there are any."""
+    """Return "suspended", with the queue if there is one, and the message of the first condition of Kueue that explains it.
+
+    That is Evicted, or QuotaReserved or Admitted that is not true. workloads: of Kueue.
+    """
     name = f"suspended by Kueue, queue {queue}" if queue else "suspended"
     for one in workloads:
         status = fields(one, "status")
@@ -270,11 +284,11 @@ class JobStore:
         return {OWNER_LABEL: self._owner}
 
     def read_all(self) -> dict[str, JobObjects]:
-        """Read the objects of all jobs of the user, by the ids of the jobs. Raises ClustertoolError."""
+        """Read the workloads and pods of all jobs of the user, by the ids of the jobs. Raises ClustertoolError."""
         return self._find_jobs(self.owner)
 
     def read_one(self, job: str) -> JobObjects | None:
-        """Read the objects of a job; None if the user has no job with this id. Raises ClustertoolError."""
+        """Read workload and pods of a job; None if the user has no job with this id. Raises ClustertoolError."""
         return self._find_jobs(self._labels(job)).get(job)
 
     def pods(self, job: str) -> list[Manifest]:
@@ -306,8 +320,8 @@ class JobStore:
     ) -> bool:
         """Delete the workload of a job, and wait until it, its pods, the Secret and the Service are gone.
 
-        False if there was nothing. turn: called several times a second. grace: seconds that pods have to end, None: their own.
-        Raises Survivors after `seconds`, ClustertoolError.
+        Returns whether there was anything to delete. turn: called every 0.3 s. grace: seconds that pods have to end, None:
+        their own. Raises Survivors if something is left after `seconds`, and the error of a request.
         """
         end, asked = time.monotonic() + seconds, set[str]()
         while True:
@@ -386,7 +400,10 @@ class JobStore:
 
 
 def _with_reasons(found: JobObjects, events: Sequence[Manifest], kueue: Sequence[Manifest]) -> JobObjects:
-    """Return the objects of a job with the events about its workload and pods, and with the Workloads of Kueue it owns."""
+    """Return the objects of a job with the events about it, and with the Workloads of Kueue that its workload owns.
+
+    The events are about its workload, its pods, pods of such a name that are gone, or Jobs of its JobSet.
+    """
     about = {_uid(one) for one in (found.workload, *found.pods)}
     name, made = _name(found.workload), _created(found.workload)
     pod = re.compile(rf"{re.escape(name)}-([a-z]+-)?[0-9]+(-[0-9]+)?(-[a-z0-9]{{5}})?")

@@ -33,8 +33,9 @@ class KubeCredentials:
     def __init__(self, context: str = "") -> None:
         """Read the kubeconfig, or the service account of the pod in which this runs, and prepare the connections.
 
-        Runs the program for credentials that the kubeconfig names. context: "" for the current one. Raises ConfigError,
-        AuthError.
+        The latter counts only without kubeconfig and context. Runs the program for credentials that the kubeconfig names.
+        context: "" for the current one. Raises ConfigError without the official client, or if neither is there or valid;
+        AuthError if the program gives no credentials.
         """
         if kube_config is None:
             what = "the engine kubernetes needs the official client, and it is not installed"
@@ -69,7 +70,10 @@ class KubeCredentials:
         return {one["key"]: one["value"] for one in found.values() if one.get("in") == "header" and one["value"]}
 
     def _read_kubeconfig(self, files: str, context: str) -> None:
-        """Read a context of the kubeconfig files into this object. Raises ConfigError, and AuthError without credentials."""
+        """Read a context of the kubeconfig files into this object. files: paths, separated by ":"; context: "" for the current.
+
+        Raises ConfigError if the files are not valid or have no such context, AuthError if its program gives no credentials.
+        """
         with _ErrorLog() as logged:
             try:
                 contexts, current = kube_config.list_kube_config_contexts(files)
@@ -88,7 +92,10 @@ class KubeCredentials:
             raise AuthError(what, "run the program of this user's exec section by hand, and log in")
 
     def _read_service_account(self) -> None:
-        """Read the service account of the pod in which this program runs into this object. Raises ConfigError."""
+        """Read the service account of the pod in which this program runs, and its namespace, into this object.
+
+        Raises ConfigError if a file of it cannot be used.
+        """
         try:
             loader = InClusterConfigLoader(token_filename=str(_POD / "token"), cert_filename=str(_POD / "ca.crt"))
             loader.load_and_set(self.configuration)

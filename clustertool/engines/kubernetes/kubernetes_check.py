@@ -90,7 +90,10 @@ def pod_groups(job: KubernetesSettings) -> list[PodGroup]:
 
 
 def check_rights(api: ClusterApi, job: KubernetesSettings, user: str) -> Iterator[Finding]:
-    """Ask the server for each right that the job needs; yield the missing ones as one error and one warning, or "ok"."""
+    """Ask the server for each right that the job needs, 8 at a time; yield an error or a warning about missing ones, or "ok".
+
+    The error lists those without which no job runs, the warning the others.
+    """
     wanted = rights(WORKLOADS[job.dialect], bool(job.queue))
     gathered = each(wanted, lambda one: api.allowed(one.verb, one.group, one.resource, one.subresource), width=_WIDTH)
     allowed = gathered.all()
@@ -146,7 +149,10 @@ def check_pull_secrets(api: ClusterApi, job: KubernetesSettings) -> Iterator[Fin
 
 
 def check_quotas(api: ClusterApi, job: KubernetesSettings) -> Iterator[Finding]:
-    """Yield an error for each quota that is smaller than the job's need, and a warning if only its unused part is."""
+    """Yield an error for each amount in a quota that is smaller than the job's need, and a warning if only its unused part is.
+
+    Amounts that no quota limits yield nothing. Raises AuthError without the right to list quotas.
+    """
     for quota in api.list_objects("ResourceQuota"):
         name, status = quota["metadata"]["name"], quota.get("status") or {}
         hard, used = status.get("hard") or {}, status.get("used") or {}

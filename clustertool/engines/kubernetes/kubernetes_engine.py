@@ -226,7 +226,7 @@ class KubernetesEngine(Engine):
         return found
 
     def earlier(self, asked: str) -> tuple[dict[int, JobsAnswer], dict[str, Description]]:
-        """Return the agents' answers about jobs that the id `asked` can mean, and the descriptions of these jobs.
+        """Return {node: answer} of the agents about jobs that the id `asked` can mean, and {job: description} of these jobs.
 
         Raises errors that keep the records of a pod from being read.
         """
@@ -248,7 +248,10 @@ class KubernetesEngine(Engine):
         return self._watch.cause(job)
 
     def _why_ended(self, job: str) -> str | None:
-        """Return why a job has ended, for a user; None if it has not, or if the API server does not answer."""
+        """Return why a job has ended, for a user; None if it has not, or if the API server does not answer.
+
+        A job without objects has ended, too.
+        """
         with contextlib.suppress(ClustertoolError):
             found = self.store.describe().get(job)
             if found is None:
@@ -261,7 +264,8 @@ class KubernetesEngine(Engine):
         """Have the agents in the job's pods end the ranks, then delete the workload, and wait until all objects are gone.
 
         No interrupt ends it. Pods without an agent get TERM by their deletion. No object left proves that no process is. With a
-        sink the last records of the pods are read before. Returns the answer of each node. Raises Survivors.
+        sink the last records of the pods are read before. Returns {name of a node: its answer} of running pods. Raises
+        Survivors if objects are left after the grace and more than a minute, and the error of a request.
         """
         with self.api.patiently():
             running: dict[str, Host] = {}
@@ -275,9 +279,10 @@ class KubernetesEngine(Engine):
         return answers
 
     def _stop(self, job: str, running: Mapping[str, Host], how: StopHow) -> dict[str, StopAnswer | ClustertoolError]:
-        """Ask the agents in these pods to stop the job, and return the answer of each node.
+        """Ask the agents in these pods to stop the job, 64 at a time, and return {name of the node: its answer}.
 
-        A node that cannot be asked gets a clean answer: the deletion of its pod proves that.
+        Opens an agent in a pod that has none. running: {pod: host}. A node that cannot be asked gets a clean answer: the
+        deletion of its pod proves that.
         """
         open_ = {agent.host.host: agent for agent in list(self.fleet.agents.values()) if agent.dead is None}
 
@@ -317,7 +322,7 @@ class KubernetesEngine(Engine):
                 agent.ask(RELEASE({"job": job, "exact": True}))
 
     def pods(self, job: str) -> Sequence[JobPod]:
-        """List the pods of a job, in the order of the nodes."""
+        """List the pods of a job, in the order of the nodes; those that are none of its nodes last."""
         found = [
             JobPod(seen.name, node_of_pod(pod), seen.host, seen.phase, seen.reason, seen.restarts, seen.sidecars)
             for pod in self.store.pods(job)
@@ -362,7 +367,10 @@ class KubernetesEngine(Engine):
                 self.caller.note(f"removed {kind.lower()} {text(about, 'name')}: its job is gone")
 
     def check(self, settings: Mapping[str, object], deep: bool) -> Examined:
-        """Check the API server, and what a job with these settings needs there; the cluster counts as one node."""
+        """Check the API server, and what a job with these settings needs there; the cluster counts as one node.
+
+        deep has no effect. Raises UsageError for wrong settings, ClustertoolError if the server does not answer.
+        """
         cluster = self.fleet.cluster
         read = read_settings(cluster.settings, None, settings, cluster.where)
         where = Host(0, self.api.where, name=self.api.where)
@@ -413,7 +421,10 @@ class PodLink:
         return self.program(_SHELL, timeout=timeout)
 
     def program(self, argv: Sequence[str], *, window: int = 0, timeout: float = 10.0) -> PodChannel:
-        """Run a program in the pod, and return the channel to it. Raises AuthError, NotFound, Unreachable."""
+        """Run a program in the pod, and return the channel to it, which is closed if the link is. See ClusterApi.channel.
+
+        timeout: of the channel, in seconds.
+        """
         channel = self._api.channel(self.pod, argv)
         channel.settimeout(timeout)
         with self._lock:

@@ -65,8 +65,9 @@ class KubernetesStart(Starter):
     def prepare(self) -> Submission:
         """Build the objects of the job, have the API server check the workload, and set the job's id. Creates no object.
 
-        With --dry the submission has a plan with placeholders. A workspace that does not fit into the Secret is sent by
-        submit().
+        With --dry the submission has a plan with placeholders, else none. A workspace that does not fit into the Secret is sent
+        by submit(). Raises UsageError for options that do not fit, the errors of the settings, and ConfigError for a field that
+        the server refuses.
         """
         request, caller = self._request, self._engine.caller
         workload = self._make_manifests(request.wish.job_id).objects.workload
@@ -102,7 +103,7 @@ class KubernetesStart(Starter):
         """Check the options, read the settings, and collect what the objects are made of, with the local user as the owner.
 
         Sets the request's spec, if it has none, since a job.toml in the pods cannot be read. job: the id, "" for a new one.
-        Raises UsageError, ConfigError, DataError.
+        Raises UsageError for options that do not fit, and the errors of read_job() and job_manifests().
         """
         request, wish = self._request, self._request.wish
         refuse_options(request)
@@ -118,10 +119,12 @@ class KubernetesStart(Starter):
         return job_manifests(replace(request, workspace=sent), made)
 
     def export(self, place: Path | None, wish: ExportWish) -> Exported:
-        """Return the objects as YAML; with wish.secrets_place the Secret as a text of its own. Writes no file.
+        """Return the objects as YAML, with commands and a note. Writes no file.
 
-        With wish.native, return the manifest of a PaddleJob that runs without clustertool. The API server is asked only for the
-        user's name; if it does not answer, that of this machine is used, with a warning.
+        The Secret is in it with wish.secrets, a text of its own with wish.secrets_place, else left out. With wish.native, it is
+        the manifest of a PaddleJob without clustertool. The API server is asked only for the user's name; if it does not
+        answer, that of this machine is used, with a warning. Raises UsageError for wishes that exclude each other,
+        PreflightError for a workspace that does not fit into the Secret.
         """
         made = self._make_manifests(self._request.wish.job_id)
         apply = f"kubectl apply -f {place.name if place is not None else '-'}"
@@ -170,7 +173,7 @@ class KubernetesStart(Starter):
     def submit(self, submission: Submission) -> Submitted:
         """Create the objects, send a large workspace to the first pod when that runs, and record the job on this machine.
 
-        After an error all objects are removed, and the error is raised.
+        Returns the job's id. After an error all objects are removed, and the error is raised.
         """
         caller, job = self._engine.caller, submission.job_id
         settings = self._settings
@@ -296,9 +299,10 @@ class SubmittedObjects:
 
 
 def send_to_first_pod(engine: KubernetesEngine, job: str, workspace: Workspace) -> None:
-    """Wait until the first pod runs, then send the workspace to it; try again if the connection breaks, up to 5 times.
+    """Wait until the first pod runs, then send the workspace to it; after a PreflightError try again, up to 5 times in all.
 
-    Raises what the caller's check raises, PreflightError if the job ends before, and the errors of the dispatch.
+    Before each further time it warns and waits 2 s. Raises what the caller's check raises, PreflightError if the job ends
+    before or the fifth time fails, and other errors of the dispatch at once.
     """
     caller = engine.caller
     for attempt in range(_ATTEMPTS):
@@ -314,9 +318,9 @@ def send_to_first_pod(engine: KubernetesEngine, job: str, workspace: Workspace) 
 
 
 def _await_first_pod(engine: KubernetesEngine, caller: Caller, job: str) -> Host:
-    """Wait until the first pod runs, print why it waits, and return it as a host.
+    """Poll the job every second until its first pod runs, print each new reason why it waits, and return the pod as a host.
 
-    Raises PreflightError if the job has ended.
+    Raises PreflightError if the job has ended or is gone, and what the caller's check raises.
     """
     shown = ""
     while True:

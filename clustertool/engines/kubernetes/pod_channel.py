@@ -71,7 +71,7 @@ class PodChannel:
     def send(self, data: bytes | memoryview) -> int:
         """Queue at most 32 KiB of data for sending, and return how many bytes were taken.
 
-        Raises OSError after the end of the channel, TimeoutError.
+        Waits while 1 MiB is unsent. Raises TimeoutError if that lasts for the timeout, OSError after the end of the channel.
         """
         with self._changed:
             self._wait_until(lambda: len(self._unsent) < _UNSENT or self._is_over)
@@ -180,9 +180,10 @@ class PodChannel:
             one.close()
 
     def _move(self) -> None:
-        """Move bytes between the websocket and the buffers until the channel ends. Send a ping every 30 s.
+        """Move bytes between the websocket and the buffers until the channel is closed, or the program has ended.
 
-        Raises OSError, ValueError, WebSocketException.
+        Sends a ping every 30 s. Raises OSError or WebSocketException if the connection breaks, ValueError for a frame or
+        message that is too large.
         """
         pinged, more = time.monotonic(), False
         with selectors.DefaultSelector() as waiting:
