@@ -152,7 +152,10 @@ def _plan_of_workspace(
 
 
 def _try_links(call: Call, fleet: Fleet, examined: Examined, made: Plan | None) -> Meshed | None:
-    """Test the links between the nodes at the job's ports or others; None for a single node, or with "mesh" in CHECKS_OFF."""
+    """Test the links between the nodes that answered, at the ports of the plan `made` or, without one, at others.
+
+    Returns None if fewer than two have answered, or the check "mesh" is off.
+    """
     if "mesh" in fleet.cluster.checks_off or len(examined.facts) < 2:
         return None
     ports = ports_to_try(fleet.cluster, examined.facts, made, secrets.token_hex(8))
@@ -205,7 +208,8 @@ class Meshed:
 def _test_links(fleet: Fleet, facts: ByNode, ports: Mapping[int, Sequence[int]], bandwidth: bool = False) -> Meshed:
     """Test the links between the nodes that answered, at some ports of each, and with `bandwidth` their speed.
 
-    It opens the ports first, and closes them again in any case. A node that does not answer becomes a finding.
+    It opens the ports first, and closes them again in any case. A node that does not answer a request becomes an error in the
+    findings, which also name broken and slow links. ports: of each node.
     """
     found = link_plan.choose_pairs(sorted(facts))
     links = _Links(fleet, {node: fact.address for node, fact in facts.items()})
@@ -247,7 +251,10 @@ class _Links:
         return {node: tuple(answer["ports"]) for node, answer in self._ask(asked).items()}
 
     def connect(self, targets: Mapping[int, Sequence[link_plan.Pair]]) -> list[link_plan.Try]:
-        """Let each node connect to its targets, (node, port), and return the results."""
+        """Let each node connect to its targets, and return the results of the nodes that answer.
+
+        targets: {node: (other node, port) of each connection}, 1.15 s for each.
+        """
         asked = {}
         for node, some in targets.items():
             if some:
@@ -430,7 +437,7 @@ def _run_trial(
     """Try the framework on all nodes, and return the examination with its findings, and its ranks for the JSON answer.
 
     It is not tried if a node has an error before. If the ranks could not meet, the links are tested again. Errors of its start
-    are findings. Raises Interrupted, with all processes ended.
+    are findings. Raises Interrupted or Terminated after a signal, with all processes ended.
     """
     cluster = fleet.cluster
     folded, numbers = name_folder(cluster), {host.name: host.index for host in cluster.hosts}
@@ -454,9 +461,9 @@ def _run_trial(
 
 
 def _not_started(error: ClustertoolError, numbers: Mapping[str, int]) -> list[Finding]:
-    """Convert the errors of a trial that could not be started to findings, for devices in use only warnings.
+    """Convert the errors of a trial that could not be started to findings: errors, and warnings for devices in use.
 
-    numbers: {name: node}. A node without an error gets "not tried".
+    numbers: {name: node}. An error of no known node counts for all. A node without an error gets the level "skip".
     """
     found = []
     for one in singles(error):
@@ -513,9 +520,10 @@ def _start_trial(call: Call, fleet: Fleet, facts: ByNode, order: TrialRequest, m
 def _follow_trial(
     call: Call, fleet: Fleet, job: str, order: TrialRequest, ear: TrialFollower
 ) -> list[trial_plan.TrialRank]:
-    """Follow the ranks until the job is over or no rank has changed for their timeout, and return them. Raises Interrupted.
+    """Follow the ranks until the job is over or no rank has changed for trial_plan.patience(), and return them.
 
-    Reports to the nodes that the job is followed, since its lease would end it, and in notes what it waits for.
+    Raises Interrupted or Terminated after a signal. Reports to the nodes that the job is followed, since its lease would end
+    it, and in notes what it waits for.
     """
     reported, since, beat_at = "", time.monotonic(), 0.0
     while True:

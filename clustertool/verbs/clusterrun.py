@@ -132,9 +132,9 @@ def _check_own_address(launch: Launch) -> None:
 
 
 def _choose_meeting(call: Call, launch: Launch, argv: Sequence[str]) -> TypedMeeting | None:
-    """Choose an address and a port where the machines meet, and print the command to type on the others (not with --dry).
+    """Choose an address and a port of this machine, and return the meeting there; None without a secret to meet with.
 
-    Returns None without a secret: then the machines cannot meet.
+    Prints the command to type on the other machines, except with --dry. This machine gets the number 0.
     """
     assert launch.nodes is not None
     if secret.find(os.environ) is None:
@@ -178,7 +178,10 @@ def _join_meeting(call: Call, launch: Launch, folder: Path, conf: Conf, meeting:
 
 
 def _workspace_folder(call: Call) -> Path:
-    """Return the absolute path of the workspace that is named, else of the current folder."""
+    """Return the absolute path of the workspace: --workspace, else --job-workspace, else the current folder.
+
+    Raises UsageError if two names of the first option have different values.
+    """
     given = call.given
     named = choose_alias(call, "workspace", "job-dispatch-package") or given.job_workspace
     return Path(os.path.abspath(this_user.expand_home(named or ".")))
@@ -187,7 +190,8 @@ def _workspace_folder(call: Call) -> Path:
 def _build_cluster(call: Call, launch: Launch, folder: Path, conf: Conf) -> Cluster:
     """Build the cluster for this command line, with launcher options applied, and set --nnodes and its range in call.given.
 
-    A total of trainers (-np) is shared out among the hosts. Raises UsageError if there are too few nodes.
+    A total of trainers (-np) is shared out among the hosts. Raises UsageError if there are too few nodes, for a total with an
+    engine that chooses the nodes, and if the address of this machine that is typed is none of the nodes'.
     """
     given = call.given
     include = launch.included and not (launch.listed or conf.names_nodes)
@@ -225,7 +229,7 @@ def _build_cluster(call: Call, launch: Launch, folder: Path, conf: Conf) -> Clus
 
 
 def _refuse_alone() -> None:
-    """Raise UsageError if variables of the shell, which no launcher reads, name several machines."""
+    """Raise UsageError if variables of the shell, which no launcher reads, name several machines; else do nothing."""
     environ = os.environ
     variable, number = shell_variables.front_end_machines(environ)
     if not variable:
@@ -252,7 +256,10 @@ def _warn_of_cloud(call: Call, launch: Launch, cluster: Cluster) -> None:
 
 
 def _require_own_address(launch: Launch, cluster: Cluster) -> None:
-    """Raise UsageError if the address of this machine that is typed is not one of the nodes' addresses."""
+    """Raise UsageError if the address of this machine that is typed is not one of the nodes' addresses.
+
+    Does nothing if none is typed, or the address of a node is not known.
+    """
     addresses = [host.address for host in cluster.hosts]
     if launch.own_address and all(addresses) and launch.own_address not in addresses:
         what = f"{launch.own_address_by} {launch.own_address} is none of the nodes: {', '.join(addresses[:8])}"
@@ -282,7 +289,11 @@ def _with_launcher_options(cluster: Cluster, launch: Launch) -> Cluster:
 
 
 def _build_options(call: Call, launch: Launch, folder: Path, cluster: Cluster) -> Options:
-    """Build the options of the job, and set the place of its workspace in call.given. Raises UsageError, DataError."""
+    """Build the options of the job, and set the place of its workspace in call.given.
+
+    If this machine is one of the hosts, the workspace is the folder itself, and nothing is copied. Raises UsageError for
+    options that do not fit, DataError for a folder or a script that cannot be used.
+    """
     given, here = call.given, any(host.here for host in cluster.hosts)
     if here:
         _use_folder_in_place(call, folder)
@@ -326,8 +337,9 @@ def _use_folder_in_place(call: Call, folder: Path) -> None:
 def _script_and_arguments(launch: Launch, folder: Path, here: bool, local: bool) -> tuple[str, ...]:
     """Return the script, by its path in the workspace, and its arguments; () if the command is in --script or job.toml.
 
-    A module, and a program that is no Python file, stay as typed. local: the workspace is on this machine, so a script is
-    checked. Raises UsageError, DataError.
+    A module, a program that is no Python file, and all arguments of paddle.py stay as typed. local: the workspace is on this
+    machine, so a script is checked; else all stays as typed. Raises UsageError without a program, DataError for a script that
+    is not in the workspace.
     """
     if launch.old or not local:
         return launch.arguments
@@ -348,7 +360,10 @@ def _script_and_arguments(launch: Launch, folder: Path, here: bool, local: bool)
 
 
 def _check_devices(text: str, cluster: Cluster) -> None:
-    """Raise UsageError for ids of --devices that are not among those of CUDA_VISIBLE_DEVICES in the shell."""
+    """Raise UsageError if an id of --devices is not among those of CUDA_VISIBLE_DEVICES in the shell.
+
+    text: of --devices; "" and "auto" are not checked.
+    """
     if text in ("", AUTO):
         return
     visible = cluster.hosts[0].devices or ()

@@ -96,7 +96,10 @@ def _examine(
 
 
 def _as_json(done: Dispatched, fleet: Fleet) -> dict[str, object]:
-    """Build the fields of the JSON answer about a dispatch: bytes, seconds, and the nodes by how they got it."""
+    """Build the fields of the JSON answer about a dispatch: bytes, seconds, the nodes by how they got it, and the exit code.
+
+    "bytes" are those sent by this machine, "between" those from node to node. Failed nodes are in "failed", with the reason.
+    """
     return {
         "bytes": done.tally.uplink,
         "between": done.tally.between,

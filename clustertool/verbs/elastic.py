@@ -22,7 +22,10 @@ _RELEASE_SECONDS = 90.0  # seconds for the end of the epoch, and for the node to
 
 
 def grow(call: Call) -> None:
-    """Add the hosts of --host to a running elastic job, or start its lost nodes again, and print the result of each."""
+    """Add the hosts of --host to a running elastic job, or start its lost nodes again, and print the result of each.
+
+    A host that matches one of HOSTS has the settings of that. Raises UsageError without a host, and the errors of base.grow().
+    """
     asked = hosts_of(_named_hosts(call), "--host")
     with open_engine(call, newest=True) as engine:
         conf = engine.fleet.cluster.hosts
@@ -48,7 +51,8 @@ def _named_hosts(call: Call) -> tuple[str, ...]:
 def shrink(call: Call) -> None:
     """Release the hosts of --host from a running elastic job, wait up to 90 s, and print the result of each.
 
-    Raises PreflightError for those that still take part.
+    Raises UsageError for a host that is no node of the job, the errors of nodes that do not answer, and PreflightError, after
+    the results, if some still take part.
     """
     asked = hosts_of(_named_hosts(call), "--host")
     with open_engine(call, newest=True) as engine:

@@ -72,8 +72,9 @@ class TypedCommand:
     ) -> None:
         """Run the command on these hosts at once, and print the output, or answer with JSON.
 
-        connect: opens the connection to a host, in a thread. A remark names options of exec in the command. Raises Interrupted;
-        the errors of hosts that did not answer; else an error with the highest exit code above 0.
+        With --stream each line is printed when it comes, the output of a single host too; else equal output once, at the end.
+        connect: opens the connection to a host, in a thread. A remark names options of exec in the command. Raises Interrupted
+        or Terminated after a signal, the errors of hosts that did not answer, else an error with the highest exit code above 0.
         """
         names = {host.index: host.name for host in hosts}
         kept = {node: Kept() for node in names}
@@ -196,7 +197,7 @@ def create_signal_check(call: Call, commands: Commands, serve: Callable[[], bool
 
 
 def exec_(call: Call) -> None:
-    """Run the typed command on all selected hosts, and print its output."""
+    """Run the typed command on all selected hosts, and print its output. Raises the errors of TypedCommand.read() and run()."""
     typed = TypedCommand.read(call)
     instead = f"{PROGRAM} exec --job J COMMAND runs it on the nodes of job J"
     cluster = load_config.cluster(call, call.selection, start_local=True, of_hosts="exec", instead=instead)
@@ -207,7 +208,10 @@ def exec_(call: Call) -> None:
 def _json_answer(
     names: Mapping[int, str], codes: Mapping[int, int], kept: Mapping[int, Kept], gathered: Gathered[int]
 ) -> dict[str, object]:
-    """Build the JSON answer: exit code and output of each node, and why others did not answer."""
+    """Build the JSON answer: exit code and output of each node by name, and why nodes did not answer ("unreachable").
+
+    Nodes without exit code and output are left out of the former. The code is None if it is not known.
+    """
     nodes: dict[str, object] = {}
     for node, one in kept.items():
         stdout, stderr = one.texts()

@@ -45,9 +45,10 @@ def exec_in_job(call: Call) -> None:
 
 
 def _exec_in_rank(call: Call) -> None:
-    """Run a command, or a shell at the terminal, in the environment of one rank.
+    """Run a command, or without one a shell at the terminal, in the environment of one rank of a running job.
 
-    Raises an error with its exit code if not 0.
+    Raises UsageError for options that do not fit, and for a shell without a terminal; NotFound if no such rank is there; the
+    errors of nodes; and an error with the exit code of the command, if that is not 0.
     """
     given = call.given
     for name in ("timeout", "json", "stream"):
@@ -92,9 +93,10 @@ def _exec_in_rank(call: Call) -> None:
 
 
 def _choose_rank(status: JobStatus, role: str, rank: int | None, host: str) -> Key:
-    """Return the rank of --role and --rank; without --rank the lowest one that runs, if possible of this role, on this host.
+    """Return (role, rank) of --role and --rank; without --rank the lowest rank that runs, if possible of this role.
 
-    Raises NotFound.
+    host: only ranks on the node of this name; "": on any. Raises NotFound for a host that the job does not have, a rank that is
+    not there, and if no rank runs.
     """
     names = {node.index: node.name for node in status.nodes.values()}
     if host and host not in names.values():
@@ -113,7 +115,10 @@ def _choose_rank(status: JobStatus, role: str, rank: int | None, host: str) -> K
 
 
 def _run_without_terminal(call: Call, link: Shells, argv: list[str]) -> int:
-    """Run the program without input, print the bytes of its output when they come, and return its exit code."""
+    """Run the program without input, copy its stdout and stderr to those of this program, and return its exit code.
+
+    Raises Interrupted or Terminated after a signal, and the error of the connection.
+    """
     commands = Commands()
 
     def take(data: bytes, error: bool) -> None:

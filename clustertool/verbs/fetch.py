@@ -28,7 +28,8 @@ from clustertool.verbs.verb import Call, role_of
 def fetch(call: Call) -> None:
     """Copy the output of a job to this machine, and print what was copied for each rank, with warnings for files left out.
 
-    A node that holds the output is released after that, unless --path names something else. See actions/fetch_output.py.
+    A node that holds the output is released after that, unless --path names something else. Raises UsageError for options that
+    are not valid, NotFound if the files are gone, and the errors of nodes. See actions/fetch_output.py.
     """
     given = call.given
     require_inside(given.path)

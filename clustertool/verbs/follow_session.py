@@ -199,9 +199,10 @@ class JobStopper:
         self._done.set()
 
     def show_results(self, watch: JobView) -> None:
-        """Wait for a stop that has begun, up to its patience, and print the result on each node. Raises Survivors.
+        """Wait for a stop that has begun, up to its patience, and print the result on each node. Do nothing without a stop.
 
-        Does nothing without a stop. Nodes that are not followed are left out.
+        Nodes that are not followed are left out. Raises Survivors if processes are left on a node, or Engine.cancel() has
+        raised it.
         """
         if self._thread is None or self._how is None:
             return
@@ -346,7 +347,10 @@ class FollowSession:
             self.call.terminal.warn(f"{self.watch.status.name(node)} did not come back: {shown}")
 
     def _stop_remains(self) -> None:
-        """Stop ranks that may live on lost nodes, whose supervisor and guard were killed, and print the results."""
+        """Stop ranks that may live on lost nodes, whose supervisor and guard were killed, and print the results.
+
+        Sets `left` to the ranks that may still run. Does nothing without `ends`.
+        """
         if self._stops:
             results, self.left = self._follower.end_remains()
             for name, result in results.items():
@@ -379,7 +383,7 @@ class FollowSession:
 def logs_to_show(call: Call) -> Shown:
     """Return which logs the options select: "all", "trainer" for all trainers, or a list of (role, rank), by default rank 0.
 
-    Raises UsageError.
+    Raises UsageError if --rank is no list of numbers.
     """
     if call.given.all_ranks:
         return "all"
@@ -462,7 +466,8 @@ def show_verdict(follow: FollowSession, hide: Hide) -> ClustertoolError | None:
 def _show_failures(follow: FollowSession, hide: Hide) -> ClustertoolError | None:
     """Print what failed, with the last lines of up to three different errors, and which ranks were stopped for that.
 
-    Returns the error of the job, None for success. It gets a fix if a Python module is missing.
+    Returns the error of the job, None for success. It gets a fix if a Python module is missing, and is marked as printed if its
+    reason is on the screen.
     """
     terminal, watch = follow.call.terminal, follow.watch
     status, outcome = watch.status, watch.status.outcome
@@ -514,7 +519,7 @@ def _show_last_lines(follow: FollowSession, hide: Hide, alike: Sequence[ProcessS
 
 
 def _missing_module(lines: Sequence[str], node: str, python: str) -> str:
-    """Build the fix if the last lines name a module that Python does not find, else "".
+    """Build the fix for the module in the last of these lines that names one which Python does not find; "" without one.
 
     node: the name of the process's node. python: what python3 is for jobs of this machine, "" on other nodes.
     """

@@ -83,7 +83,7 @@ def show_join_log(call: Call, log: tuple[str, Sequence[str]]) -> None:
 
 
 def _as_json(job: find_jobs.ListedJob) -> dict[str, object]:
-    """Build the fields of a job in the JSON answer."""
+    """Build the fields of a job in the JSON answer, with the reason of its state, and the times of a queued one."""
     part, about = job["part"], job["queued"]
     found = {name: value for name, value in job.items() if name not in ("part", "asked", "known", "queued")}
     queue = {} if about is None else {"queue": {"since": about.since or None, "expected": about.expected or None}}

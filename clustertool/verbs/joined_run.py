@@ -150,7 +150,10 @@ def _join_errors(failed: list[ClustertoolError], code: int | None) -> Clustertoo
 
 
 def _note_report(call: Call, report: Report, first: bool) -> None:
-    """Print a report about the meeting in one line. first: the other machines join this one."""
+    """Print a report about the meeting in one line: "waiting", "retry", "joined" or "warning"; ignore others.
+
+    first: the other machines join this one.
+    """
     kind = report["type"]
     if kind == "waiting":
         here, nodes, missing = report["present"], report["nnodes"], report["missing"]

@@ -116,9 +116,10 @@ def logs(call: Call) -> None:
 
 
 def _ranks_to_show(call: Call) -> Ranks:
-    """Check the options that select ranks, and return the ranks, or "all". Raises UsageError.
+    """Check the options that select ranks, and return a list of (role, rank), by default rank 0, or "all".
 
-    Replaces call.given.role by the name of the role.
+    "all" is for --rank all, --all-ranks, and --host without --rank. Replaces call.given.role by the name of the role. Raises
+    UsageError for a value that is not valid, and for --raw with several ranks or --timestamps.
     """
     given = call.given
     given.role = role_of(given.role)
@@ -146,7 +147,10 @@ def _since_when(text: str) -> float:
 
 
 def _copy_raw(call: Call, fleet: Fleet, inbox: Inbox, request: FollowRequest, node: int) -> None:
-    """Request one log and write its bytes to stdout, until its end. A broken connection is opened again, for up to 30 s."""
+    """Request one log and write its bytes to stdout, until its end. A broken connection is opened again, for up to 30 s.
+
+    Raises Unreachable if that fails, BadAnswer if the node's frames are not valid.
+    """
     offsets: dict[str, int] = {}
     fleet.agents[node].ask(FOLLOW(request))
     for _, header, payload in inbox.frames(signals.check):
@@ -188,7 +192,10 @@ def _create_printer(call: Call, fleet: Fleet, places: Mapping[Key, int], status:
 
 
 def _show_files(call: Call) -> None:
-    """List the files in log/ on all nodes, or print the one of --file. Raises the errors of nodes."""
+    """List the files in log/ on all nodes, or with --host on one, or print the one of --file.
+
+    Raises the errors of nodes after that; with --file only those of nodes that have logged in and did not answer.
+    """
     inbox = Inbox()
     with open_engine(call, inbox.put, newest=True) as engine:
         fleet = engine.fleet

@@ -10,7 +10,10 @@ from clustertool.verbs.verb import Call
 
 
 def new_secret(call: Call) -> None:
-    """Print a new secret on stdout or write it to --to, a new file with mode 0600, and say where machines read it."""
+    """Print a new secret on stdout or write it to --to, a new file with mode 0600, and print where machines read it.
+
+    Makes missing folders above the file. Raises UsageError if the file exists, DataError if it cannot be written.
+    """
     text, to, named = secret.new(), call.given.to, this_user.shorten_home(secret.default_file())
     if not to:
         if call.json:

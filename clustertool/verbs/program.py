@@ -122,7 +122,10 @@ def _print_text(text: str) -> int:
 
 
 def job_names() -> list[str]:
-    """List the ids of the jobs that were started from this machine, newest first, and after them names of the newest 32."""
+    """List the ids of the jobs that were started from this machine, newest first, and after them names of the newest 32.
+
+    Names are those of --job-id and --name. Each is listed once.
+    """
     files = _stored_jobs()[::-1]
     contents = map(_stored_job, files[:_MOST_FILES])
     names = [str(content.get(key, "")) for content in contents for key in ("asked", "name")]

@@ -76,7 +76,7 @@ _RUN, _RESUME = "run", "--resume"
 def read_order(call: Call, options: Options, find: Callable[[], Cluster]) -> RunRequest:
     """Read the request of `run` from call.given, on the cluster that `find` finds. It opens no connection.
 
-    Raises UsageError, DataError, ConfigError.
+    Raises UsageError for the command line, DataError for the workspace and its job.toml, ConfigError for conf.py.
     """
     given = call.given
     folder = choose_alias(call, "workspace", "job-dispatch-package")
@@ -104,7 +104,10 @@ def find_cluster(call: Call, options: Options) -> Cluster:
 
 
 def read_options(call: Call) -> Options:
-    """Build the options of `run` from call.given, those not given with their defaults. Raises UsageError."""
+    """Build the options of `run` from call.given, those not given with their defaults.
+
+    Raises UsageError if two names of one option have different values.
+    """
     given = call.given
     if given.workers and given.trainers and given.workers != given.trainers:
         raise UsageError("--workers and --trainers have different values", "they are two names of one option: give one")
@@ -123,7 +126,8 @@ def with_program(call: Call, options: Options) -> Options:
     """Return the options with the program behind them as the command: `run train.py --lr 0.1`; as they are without one.
 
     Without a workspace, call.given gets the current folder as one. Checks that a script is in the workspace, and remarks on
-    options of `run` behind it. Raises UsageError, DataError.
+    options of `run` behind it. Raises UsageError for two programs, or a folder; DataError for a script that is not in the
+    workspace, and for / or the home folder as the workspace.
     """
     given = call.given
     if not given.program:
@@ -211,7 +215,7 @@ def export(call: Call) -> None:
     """Write what run would submit to --to or stdout, and print the commands for it.
 
     It is for a scheduler that this machine cannot reach. Secrets are written to --secrets-to, or with --with-secrets to the
-    same file.
+    same file. Files are new and have mode 0600. Raises UsageError if one exists, and the errors of Starter.export().
     """
     given = call.given
     place, apart = _new_place(given.to, "--to"), _new_place(given.secrets_to, "--secrets-to")
@@ -286,7 +290,8 @@ def perform(call: Call, order: RunRequest) -> None:
 def _follow_started(call: Call, order: RunRequest, engine: Engine, inbox: Inbox, made: Plan, exact: bool) -> None:
     """Follow a started job to its end, or with --detach until all processes run. Raises the job's error.
 
-    exact: `made` is the plan that was started, else the nodes have made their own.
+    exact: `made` is the plan that was started, else the nodes have made their own. If the coordinator's node is lost, the fix
+    of the error is the command that resumes the job on the other nodes.
     """
     fleet = engine.fleet
     hide, copy = mask(order.secrets.values()), copy_of_logs(call, made.job_id)
@@ -399,8 +404,8 @@ def follow_to_end(
     """Follow a job until it is over or the user leaves it, copy its logs, show how it ended, and return False.
 
     Returns True after the verdict, without the rest, if others stopped the job or it timed out, and its engine starts it again.
-    Raises the job's error. ended: is called before the last line, also if the user leaves. again: checks whether the engine
-    starts an attempt again. cause: see Engine.cause().
+    Prints how to follow a lost job that is started again. Raises the job's error. ended: is called before the last line, also
+    if the user leaves. again: checks whether the engine starts an attempt again. cause: see Engine.cause().
     """
 
     def over() -> None:

@@ -41,9 +41,11 @@ _NOTHING = (StopState.ENDED_ALREADY, StopState.NEVER_STARTED)
 
 
 def stop(call: Call) -> None:
-    """Stop a job or all jobs, and print the result of each node; with --dry only which jobs. Raises Survivors, Unreachable.
+    """Stop a job or all jobs, and print the result of each node; with --dry only which jobs.
 
-    Nodes that are connected are stopped while others still log in.
+    Nodes that are connected are stopped while others still log in. Without --job and --all it is the only job that runs. If no
+    job is to be stopped, processes that may be left of LOST jobs are. Raises Survivors if processes are left, else the errors
+    of nodes and of the engine; UsageError for options that exclude each other.
     """
     if call.given.all and call.given.job:
         raise UsageError("--all and --job cannot be given together", "give one of them")

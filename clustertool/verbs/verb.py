@@ -53,7 +53,7 @@ class Call:
 
     @property
     def typed(self) -> tuple[str, ...]:
-        """The command line of this call, as a list of arguments with the program's name."""
+        """The arguments of this program, as a tuple, the name by which it was called first."""
         return (typed(), *sys.argv[1:])
 
     @functools.cached_property
@@ -178,7 +178,7 @@ def choose_alias(call: Call, *names: str) -> str:
 
 
 def read_whole_number(text: str, option: str) -> int | None:
-    """Convert the text of an option to a whole number, None if it is empty. Raises UsageError."""
+    """Convert the text of an option to a whole number from 0 on, None if it is empty. Raises UsageError for another text."""
     if text == "":
         return None
     if not text.isdecimal():
@@ -216,7 +216,7 @@ def role_of(text: str) -> str:
 
 
 def run(verb: Verb, values: Mapping[str, object], dry: bool) -> int:
-    """Import and call the function of a verb, report its errors, and return the exit code.
+    """Import and call the function of a verb, report its errors on stderr, and return the exit code, 0 without one.
 
     values: its options and positional arguments by attribute. dry: --dry stood before the verb.
     """
@@ -244,7 +244,7 @@ def report_usage_error(error: UsageError, json: bool) -> int:
 
 
 def run_and_report(body: Callable[[Call], None], call: Call) -> int:
-    """Call a verb's function, report every error on stderr and in the JSON answer, and return the exit code."""
+    """Call a verb's function, report every error on stderr and in the JSON answer, and return its exit code, 0 without one."""
     # Most objects of a command live until its end, so frequent collections find nothing.
     gc.set_threshold(100_000, 50, 50)
     try:
