@@ -242,7 +242,7 @@ class Agent(PlacingContext):
     # -- the relay of a dispatch, a process of its own --
 
     def _read_relay(self) -> None:
-        """Pass messages of the relay on to the laptop, and report it if the relay has ended."""
+        """Pass messages of the relay on to the laptop; once the relay has ended, forget it, and send "relay-gone"."""
         if self.relay is None:
             return
         messages = self.relay.read()

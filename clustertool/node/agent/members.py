@@ -191,7 +191,7 @@ def _code_place(digest: str) -> str:
 
 
 def _own_code() -> Dict[str, str]:
-    """Read the modules of the agent's own code: their text by name."""
+    """Read the modules of the agent's own code: {"clustertool/errors.py": text, ...}."""
     top = os.path.dirname(os.path.abspath(clustertool.__file__))
     found: Dict[str, str] = {}
     for folder, _, names in os.walk(top):
@@ -237,7 +237,7 @@ def end(context: NodeContext, request: JoinReportsRequest) -> Answer:
 
 
 def _member(job: str) -> _Member:
-    """Return the process that this agent has started for a job. Raises NotFound."""
+    """Return the process that this agent has started for a job. Raises NotFound if it has started none."""
     member = _members.get(job)
     if member is None:
         raise NotFound(f"this command has started no process of job {job} here", "")
@@ -256,7 +256,7 @@ class _Member:
     def take_reports(self, seconds: float) -> List[JoinReportLine]:
         """Return up to 50 new reports, after at most `seconds` of waiting for one.
 
-        Sets `ended` when no more will come; those that have come are still returned by later calls.
+        Sets `ended` when no more will come; those that have come are still returned by later calls. [] if none came.
         """
         until = time.monotonic() + seconds
         while b"\n" not in self._data and not self.ended:

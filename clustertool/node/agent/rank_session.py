@@ -73,7 +73,10 @@ def _require_running(paths: JobPaths, job: str, role: str, rank: int) -> None:
 
 
 def _ask(paths: JobPaths, request: SupervisorRequest) -> Mapping[str, object]:
-    """Send a request to the supervisor of a job, and return the answer. Raises NotFound if there is no supervisor."""
+    """Send a request to the supervisor of a job, and return the answer.
+
+    Raises NotFound if no supervisor answers within 10 s.
+    """
     answer = supervisor_client.ask(paths, request, _PATIENCE)
     if answer is None:
         raise NotFound(f"job {paths.job} does not run here", f"{PROGRAM} jobs shows what runs")
@@ -138,7 +141,7 @@ def _argv(env: Mapping[str, str], command: Sequence[str]) -> List[str]:
 
 
 def _wait(paths: JobPaths, child: subprocess.Popen[bytes], session: str) -> int:
-    """Wait for the program, and return its exit code; end it when the session or the job ends.
+    """Wait for the program, and return its exit code (128 + N for signal N); end it when the session or the job ends.
 
     Keys of the terminal are for the program. An interactive shell ignores TERM, and a stop of the job would wait for it: it
     gets SIGHUP first.
