@@ -33,9 +33,9 @@ def _survivors(program: str, code: int, output: str, error: str) -> List[str]:
 
 
 def remove(container: RuntimeSpec, mark: str, patience: float = _PATIENCE) -> List[str]:
-    """Remove the containers of a job, again and again for `patience` seconds, and describe those that are left.
+    """Remove the containers of a job until none is left, or `patience` seconds have passed.
 
-    mark: of the job on this node.
+    Returns a text for each that is left. mark: of the job on this node.
     """
     argv = container_command.removal(container["runtime"], container["program"], mark)
     end, left = time.monotonic() + patience, [""] if argv else []
@@ -73,9 +73,10 @@ class Removal:
         self._left: Optional[List[str]] = None if self._argv else []
 
     def turn(self) -> Optional[List[str]]:
-        """Start the next command, or kill one that takes over 15 s. Return what is left, or None while that is not known yet.
+        """Start the next command, or kill one that takes over 15 s.
 
-        It is [] once no container is left, or what the last command has left after 20 s.
+        Return a text for each container that is left, or None while that is not known yet. It is [] once no container is left,
+        or what the last command has left after 20 s.
         """
         now = time.monotonic()
         self._end = self._end or now + _PATIENCE

@@ -100,7 +100,10 @@ class _StreamThread(threading.Thread):
 
 
 def _communicate(child: subprocess.Popen[bytes], check: Callable[[], None]) -> Tuple[Optional[bytes], bytes]:
-    """Wait for the program, and return its stdout and stderr; call check() and report progress meanwhile."""
+    """Wait for the program, and return its stdout (None if it is drained) and stderr.
+
+    Calls check() and reports progress meanwhile.
+    """
     before, beat = "", 0.0
     while True:
         try:

@@ -42,9 +42,10 @@ _YOUNG = 5.0  # seconds in which a folder gets its lock
 
 
 def pull_image(node: NodeContext, request: ImageRequest) -> ImageAnswer:
-    """Pull the image, with the runtime's own login files, and describe it; apptainer's becomes a .sif file in ROOT_DIR.
+    """Pull the image, with the runtime's own login files, and answer {image_id, digest, size}.
 
-    Raises DispatchError; NotFound for the path of a file.
+    Apptainer's becomes a .sif file in ROOT_DIR, whose path is the id. Raises DispatchError if this fails, and NotFound if
+    apptainer's image is the path of a file.
     """
     runtime, program, image = request["runtime"], request["program"], request["image"]
     with _room_required(program, runtime, node.root):
@@ -63,9 +64,10 @@ def pull_image(node: NodeContext, request: ImageRequest) -> ImageAnswer:
 
 
 def load_image(node: NodeContext, request: LoadImageRequest) -> ImageAnswer:
-    """Load a release into the runtime under the image's name, and describe it; apptainer's is unpacked in ROOT_DIR.
+    """Load a release into the runtime under the image's name, and answer {image_id, digest, size}.
 
-    Raises DispatchError if the release is damaged, there is no room, or the runtime fails.
+    Apptainer's is unpacked in ROOT_DIR; its id is the path. Raises DispatchError if the release is damaged, there is no room,
+    or the runtime fails.
     """
     runtime, program = request["runtime"], request["program"]
     store, release, kind = Store(node.root), request["release"], request["kind"]
@@ -89,9 +91,10 @@ def load_image(node: NodeContext, request: LoadImageRequest) -> ImageAnswer:
 
 
 def save_image(node: NodeContext, request: SaveImageRequest) -> SavedImageAnswer:
-    """Save this node's image as a release in the store, prune the store, and return the release's name and manifest.
+    """Save this node's image as a release in the store, and prune the store. Other nodes get it from here.
 
-    Other nodes get it from here. Raises DispatchError.
+    Answers {release, packed: the manifest by zlib and base64, bytes: its size, image_id: "" for a .sif file}. Raises
+    DispatchError if this fails.
     """
     program, kind, image = request["program"], request["kind"], request["image"]
     store, top = Store(node.root), _make_image_folder(node)
@@ -151,7 +154,10 @@ def _store_piece(store: Store, data: bytes) -> str:
 
 
 def inspect(program: str, image: str) -> Image:
-    """Describe an image in the runtime's store. Its id is "" if it is not there. Raises DispatchError for other errors."""
+    """Return id, digest and size of an image in the runtime's store; the id is "" if it is not there.
+
+    Raises DispatchError if the runtime reports another error, or does not answer within 60 s.
+    """
     code, out, err = programs.output([program, "image", "inspect", image], _QUICK, cwd="/")
     text = err.lower()
     if code == 0 or "no such" in text or "not known" in text or "not found" in text:
@@ -250,7 +256,7 @@ def _is_unlocked(path: str) -> bool:
 
 
 def _place_file(store: Store, release: str, folder: str) -> Image:
-    """Unpack the .sif file of a release in this folder, unless it is there, and describe it."""
+    """Unpack the .sif file of a release in this folder, unless it is there; return its path as id, digest and size."""
     if not os.path.exists(os.path.join(folder, container_runtimes.SIF)):
         with _new_folder(os.path.dirname(folder), release) as part, writing(store):
             unpack(store, release, part)
@@ -260,7 +266,7 @@ def _place_file(store: Store, release: str, folder: str) -> Image:
 
 
 def _describe_file(folder: str) -> Image:
-    """Describe the .sif file in a folder, and set the folder's time to now, that of its last use."""
+    """Return path (as id), digest and size of the .sif file in a folder; set the folder's time to now, that of its last use."""
     path = os.path.join(folder, container_runtimes.SIF)
     os.utime(folder)
     with open(path, "rb") as file:

@@ -204,9 +204,9 @@ class RankContainers:
     def build_start(
         self, process: SpecProcess, variables: Mapping[str, str], around: Surroundings
     ) -> Tuple[Tuple[List[str], Dict[str, str]], RankContainer]:
-        """Build the command line and environment of the client that is to start a rank, and the rank's RankContainer.
+        """Build ((command line, environment) of the client that is to start a rank, the rank's RankContainer).
 
-        Starts nothing, but creates the file for the rank's pid. Raises OSError.
+        Starts nothing, but creates the file for the rank's pid. Raises OSError if that fails.
         """
         spec, container = self._spec, self._spec["container"]
         made = RankContainer(self._job, process, spec["mark"], self._waits)
@@ -219,7 +219,7 @@ class RankContainers:
         return (argv, {**os.environ, **passed.env}), made
 
     def session(self, process: SpecProcess, variables: Mapping[str, str], around: Surroundings) -> RankSession:
-        """Build the command line and the environment with which another program starts in the container of a rank."""
+        """Build the start of another program in the container of a rank: {argv, env}."""
         container = self._spec["container"]
         argv, env = container_command.session(container, self._spec, process, variables, self._with_user(around))
         return {"argv": argv, "env": env}
@@ -231,7 +231,7 @@ class RankContainers:
 
 
 def limits(file_limit: int) -> Dict[str, Tuple[int, int]]:
-    """Return the limits of this user, soft and hard, by their names as ulimits. No more processes than the kernel has pids.
+    """Return the soft and hard limits of this user, {"nofile": (1024, 4096), ...}; no more processes than the kernel has pids.
 
     file_limit: the soft one of descriptors, 0 for that of this process.
     """
