@@ -131,7 +131,7 @@ def _count_by_library() -> int:
 
 
 def _count_dcus(dev: str, system: str) -> int:
-    """Count the DCUs: nodes of the kernel's topology with compute units, on a machine with Hygon's driver."""
+    """Count the DCUs: nodes of the kernel's topology with compute units, on a machine with Hygon's driver; 0 on others."""
     if not os.path.exists(os.path.join(dev, "kfd")) and not os.path.exists(os.path.join(dev, "mkfd")):
         return 0
     top = os.path.join(system, "class/kfd/kfd/topology/nodes")
@@ -145,7 +145,7 @@ def _count_dcus(dev: str, system: str) -> int:
 
 
 def _properties(path: str) -> Dict[str, int]:
-    """Read the lines "name number" of a file; {} if it cannot be read."""
+    """Read the lines "name number" of a file: {name: number}; {} if it cannot be read, or has another line."""
     with contextlib.suppress(OSError, ValueError), open(path, encoding="utf-8") as file:
         return {name: int(value) for name, value in (line.split() for line in file)}
     return {}

@@ -117,7 +117,7 @@ def _source(digest: str) -> bytes:
 
 
 def _load(digest: str) -> Library:
-    """Import the module pynvml: from its file, so that Python keeps it compiled, or from memory if it could not be written."""
+    """Import the module pynvml: from memory if it is kept there, else from its file, so that Python keeps it compiled."""
     if digest in _kept:
         module = type(sys)("pynvml")
         sys.modules["pynvml"] = module  # it imports itself by this name

@@ -78,8 +78,8 @@ class PacedReader:
     def now(self) -> Dict[str, Any]:
         """Return all that is known of the devices, read anew if it is time: the first time wholly, later what changes.
 
-        Returns {"need": module} as read_devices(). The next time is after half a second, or 100 times the CPU time of the
-        reading.
+        Returns {"need": module} as read_devices(). The next time is after 100 times the CPU time of the reading, half a second
+        at least.
         """
         if time.monotonic() >= self._next:
             before = processes.used_cpu_seconds()

@@ -27,7 +27,7 @@ _KFD = re.compile(r"PID: *(\d+)(.*?)(?=PID: *\d|\Z)", re.S)
 
 
 def hy(text: str) -> Found:
-    """Parse the output of hy-smi into cards with their processes, and the driver's version.
+    """Parse the output of hy-smi: see _result_of().
 
     Of `hy-smi`, `hy-smi --showproductname --showdriverversion --showmeminfo vram`, `hy-smi --showpids`, one after the other.
     """
@@ -62,7 +62,10 @@ _XPU_DRIVER = re.compile(r"Driver Version: *(\S+)")
 
 
 def xpu(text: str) -> Found:
-    """Parse the output of `xpu_smi` without options: nvidia-smi's table, a third line a card for its L3 cache."""
+    """Parse the output of `xpu_smi` without options: nvidia-smi's table, a third line a card for its L3 cache.
+
+    See _result_of().
+    """
     cards: Dict[int, Card] = {}
     at: Optional[Card] = None
     table, _, processes = text.partition("Processes:")
@@ -91,7 +94,7 @@ _NPU_DRIVER = re.compile(r"Version: *(\S+)")
 
 
 def npu(text: str) -> Found:
-    """Parse the output of `npu-smi info`: two lines a chip.
+    """Parse the output of `npu-smi info`: two lines a chip. See _result_of().
 
     A chip's id is its Phy-ID; older tools print none, and then chips count up.
     """
@@ -127,7 +130,7 @@ def npu(text: str) -> Found:
 
 
 def _result_of(cards: Dict[int, Card], driver: Optional[Match[str]]) -> Found:
-    """Build the result of a parser: the cards by index, with the free memory, and the driver's version."""
+    """Build {devices: the cards by index, with their processes and free memory, driver: its version or "", problem: ""}."""
     for card in cards.values():
         if card["memory_total"] is not None and card["memory_used"] is not None:
             card["memory_free"] = card["memory_total"] - card["memory_used"]
@@ -176,7 +179,7 @@ TOOLS: Mapping[str, Tool] = {
 
 
 def read(kind: str) -> Found:
-    """Run the vendor's tool for this kind, and return its devices, the driver's version, and the problem or "".
+    """Run the vendor's tool for this kind, and return {devices, driver, problem: "" for none}.
 
     Problems: there is no tool, it takes more than 10 s, or reports no device.
     """
