@@ -81,7 +81,10 @@ class LaptopLink:
         self._flush()
 
     def turn(self, now: float) -> List[Frame]:
-        """Receive messages and return them; send what is left. Sets `closed` at the end of the connection."""
+        """Receive messages, return them as (header, payload), and send what is left.
+
+        Sets `closed` at the end of the connection.
+        """
         try:
             data = self._sock.recv(1 << 18)
         except BlockingIOError:
@@ -133,7 +136,7 @@ class Relay:
             self._listener = listen(str(order["address"]), 0, 64)
 
     def run(self) -> None:
-        """Fetch and serve pieces until the laptop ends that, and then remove what is not needed from the store."""
+        """Fetch and serve pieces until the laptop ends that, then prune the store, unless the release is still being saved."""
         with self._store.used():  # else another dispatch might prune what this one has so far
             self._run_until_end()
         saving = self._inventory.saving
@@ -203,7 +206,10 @@ class Relay:
             self._laptop.report("idle", lacks=topology.bits(lacking), live=self._scheduler.live, why=why)
 
     def _progress(self) -> Dict[str, object]:
-        """Collect the progress for a report, and forget the pieces that came from the laptop: each is in one report."""
+        """Return {left: bytes that lack, live: connected sources, peers: bytes from nodes, came: pieces from the laptop}.
+
+        A piece is in one report only.
+        """
         came, self._from_laptop = self._from_laptop, []
         left = self._inventory.bytes_of(self._scheduler.lacking)
         return {"left": left, "live": self._scheduler.live, "peers": self._between, "came": came}
