@@ -88,7 +88,7 @@ class Follower:
             time.sleep(_POLL)
 
     def pieces(self) -> Iterator[Tuple[StreamFrame, bytes]]:
-        """Yield frames of new events and of the next piece of each log; at the end a frame "end", and set `ended`.
+        """Yield (frame, bytes) of new events and of the next piece of each log; at the end a frame "end", and set `ended`.
 
         With by_time, up to eight pieces in the order in which they were written, as far as that is recorded.
         """

@@ -50,7 +50,10 @@ def status(node: NodeContext, request: requests.JobRequest) -> answers.StatusAns
 
 
 def _collect_status(record: Record) -> answers.StatusAnswer:
-    """Collect the answer of status(): a record's events, heartbeat and output, and the usage of its ranks' main processes."""
+    """Collect the answer of status(): a record's events, heartbeat and output, and the usage of its ranks' main processes.
+
+    {node, dir, heartbeat, events, output, supervised, unknown, usage: {pid: (CPU seconds, bytes)}}.
+    """
     events = record.events() or [record.first_event()]
     ranks = ranks_of(events)
     started = [processes.Process(rank.pid, rank.start) for rank in ranks if rank.pid and record.here]
@@ -100,7 +103,7 @@ def list_files(node: NodeContext, request: requests.JobRequest) -> answers.Files
 
 
 def _summarize_usage(record: Record, found: Sequence[ProcessStatus], points: int) -> answers.JobUsage:
-    """Collect the usage of machine, cards and ranks, ends of logs, and the plan. points: how many values a curve may have."""
+    """Collect {machine, cards, ranks: curves, tails: ends of logs, plan}. points: how many values a curve may have."""
     with files.closing(files.open_job_dir(record.paths.dir)) as job:
         lines: _Lines = []
         with contextlib.suppress(OSError):
@@ -215,7 +218,10 @@ def _read_log_ends(record: Record, job: int, ranks: Sequence[ProcessStatus]) -> 
 
 
 def _read_plan(job: int) -> answers.JobPlan:
-    """Read policy, working directory and the ranks' commands from the spec, without environments; {} if it cannot be read."""
+    """Read {policy, work_dir, processes} from the spec; {} if it cannot be read.
+
+    A process is {role, rank, devices, shards: how many, command: 2000 characters at most}, without its environment.
+    """
     try:
         spec = json.loads(files.read(job, f"{OURS}/spec.json"))
     except (OSError, ValueError):

@@ -32,7 +32,7 @@ _FOREIGN = 100  # orphans below other ROOT_DIRs
 
 
 def ranks_left(record: Record, part: NodePart, found: Mapping[str, Remains]) -> List[RankKey]:
-    """Return the ranks of which a process lives on this node although supervisor and guard have ended.
+    """List (role, rank) of the ranks of which a process lives on this node although supervisor and guard have ended.
 
     All ranks, if only recorded processes live that have no mark; none of a job that starts, runs or was recorded as clean.
     found: of find_living().
@@ -131,7 +131,10 @@ def _find_orphans(
 
 
 def record_of(node: NodeContext, job: str) -> Record:
-    """Find the record of one job by its id, or its OrphanRecord. Raises NotFound; PreflightError if the record is unusable."""
+    """Find the record of one job by its id, or its OrphanRecord.
+
+    Raises NotFound if there is none, and PreflightError if the record is unusable.
+    """
     wanted: requests.JobRequest = {"job": job, "exact": True}
     found = records(node, wanted) or records_and_orphans(node, wanted)
     if not found:

@@ -229,7 +229,7 @@ def growth(job: int) -> Iterator[Tuple[float, str, int]]:
 
 
 def sizes_at(job: int, t: float) -> Dict[str, RecordedSize]:
-    """Return the size that each log had in its last record before `t`, and whether it has later records."""
+    """Map each log to its size in the last record before `t` (0 without one), and whether it has a record at `t` or later."""
     found: Dict[str, RecordedSize] = {}
     for at, name, size in growth(job):
         before = found.get(name, NO_RECORD).size

@@ -61,7 +61,7 @@ class Remains:
 
 
 def find_living() -> Dict[str, Remains]:
-    """Find the living processes of all jobs of this user by their environment, grouped by mark.
+    """Find the living processes of all jobs of this user by their environment: {mark: Remains}.
 
     Processes that have changed their environment are not found.
     """

@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 def spans(node: NodeContext, request: SpansRequest) -> SpansAnswer:
     """List the time span of each job that may have written the folder or file of the request, its own job included.
 
-    These are jobs for which the same path leads to it; a span is from a job's placing to its last event. Returns no spans for a
-    path inside of the job's own directory, or of its folder on a volume of pods. Raises NotFound if there is no such job, and
-    PreflightError if its records cannot be used.
+    These are jobs for which the same path leads to it; a span is (job, placing, last event or None if it may run), in ns.
+    Returns no spans for a path inside of the job's own directory, or of its folder on a volume of pods. Raises NotFound if
+    there is no such job, and PreflightError if its records cannot be used.
     """
     job, folder = request["job"], os.path.realpath(request["dir"])
     top = os.path.realpath(record_of(node, job).paths.dir)
