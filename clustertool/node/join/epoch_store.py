@@ -538,7 +538,10 @@ class StoreKeeper:
 
 
 def _content_of(pair: Optional[KeyValue], presence: Optional[KeyValue]) -> StoreContent:
-    """Convert the values of the record and the presence to the content of the store. Raises ValueError."""
+    """Convert the values of the record and the presence to the content of the store.
+
+    Raises ValueError if one has another form.
+    """
     content = StoreContent()
     if pair:
         content = content._replace(record=rules.read_record(pair.value), revision=pair.written)

@@ -109,13 +109,19 @@ class EtcdClient:
         self.cluster = ""
 
     def read(self, *keys: str) -> List[Optional[KeyValue]]:
-        """Read the keys at one moment, by a linearizable read, and return their values in order. None: there is no such key."""
+        """Read the keys at one moment, by a linearizable read; return the KeyValue of each, None for a key that is not there.
+
+        Raises EtcdError if no server answers.
+        """
         ranges = [{"request_range": {"key": _text64(key)}} for key in keys]
         answer = self._call("kv/txn", {"success": ranges})
         return [_read_pair(one, "response_range") for one in _read_objects(answer, "responses", len(keys))]
 
     def change(self, unchanged: Sequence[Unchanged], puts: Sequence[Put]) -> bool:
-        """Write keys at one moment if all conditions are met. False: one of them is not."""
+        """Write keys at one moment if all conditions are met. False: one of them is not.
+
+        Raises EtcdError if no server answers.
+        """
         done = [{"request_put": {"key": _text64(p.key), "value": _bytes64(p.value), "lease": p.lease}} for p in puts]
         answer = self._call("kv/txn", {"compare": [_build_condition(one) for one in unchanged], "success": done})
         succeeded = answer.get("succeeded", False)
@@ -168,9 +174,9 @@ class EtcdClient:
         raise EtcdError("; ".join(problems))
 
     def _call_authorized(self, path: str, message: Mapping[str, object]) -> Json:
-        """Send a request to the first server, with a token, which is requested before if there is none.
+        """Send a request to the first server, with a token, and return its answer.
 
-        If the server refuses an older token, repeat that once with a new one.
+        If the server refuses an older token, repeat that once with a new one. Without a token, one is requested before.
         """
         known = self._token is not None
         try:
@@ -309,7 +315,7 @@ class _TimedTls(_TimedSocket, ssl.SSLSocket):
 
 
 def _parse_url(url: str) -> _Server:
-    """Parse the URL of a server. Raises EtcdError."""
+    """Parse the URL of a server. Raises EtcdError for another text."""
     try:
         parts = urlsplit(url)
         host, port = parts.hostname, parts.port or _PORT
@@ -375,7 +381,7 @@ def _build_condition(one: Unchanged) -> Json:
 
 
 def _read_pair(response: Mapping[str, object], kind: str) -> Optional[KeyValue]:
-    """Return the first key and value in a response of this kind, None if it has none. Raises EtcdError."""
+    """Return the first key and value in a response of this kind, None if it has none. Raises EtcdError if it is not valid."""
     found = response.get(kind)
     pairs = _read_objects(found, "kvs") if isinstance(found, dict) else []
     if not pairs:
@@ -390,7 +396,10 @@ def _read_pair(response: Mapping[str, object], kind: str) -> Optional[KeyValue]:
 
 
 def _read_objects(answer: Mapping[str, object], name: str, count: int = -1) -> List[Json]:
-    """Return the list of objects in a field, [] without the field. Raises EtcdError. count: how many there must be, -1: any."""
+    """Return the list of objects in a field, [] without the field.
+
+    Raises EtcdError for another value. count: how many there must be, -1: any.
+    """
     found = answer.get(name, [])
     if not isinstance(found, list) or not all(isinstance(one, dict) for one in found) or count not in (-1, len(found)):
         raise EtcdError(f"an answer of etcd whose {name} are not valid", True)
@@ -398,7 +407,10 @@ def _read_objects(answer: Mapping[str, object], name: str, count: int = -1) -> L
 
 
 def _read_number(answer: Mapping[str, object], name: str) -> int:
-    """Return a number of 64 bits, which the gateway writes as a text; 0 if the field is missing. Raises EtcdError."""
+    """Return a number of 64 bits, which the gateway writes as a text; 0 if the field is missing.
+
+    Raises EtcdError for another value.
+    """
     value = answer.get(name, 0)
     if isinstance(value, str) and value.isascii() and value.isdecimal() and len(value) < 20:
         return int(value)

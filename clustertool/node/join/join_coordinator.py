@@ -334,7 +334,7 @@ class JoinCoordinator:
     def _errors_by_connection(
         self, error: ClustertoolError, names: Sequence[str]
     ) -> Tuple[Tuple[int, ClustertoolError], ...]:
-        """Return an error's parts by the connections of the machines that they name; () if one names none of `names`."""
+        """Return (connection, error) for each machine that parts of an error name; () if a part names none of `names`."""
         found: Dict[int, List[ClustertoolError]] = {}
         for one in singles(error):
             if one.node not in names:

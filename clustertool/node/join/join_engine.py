@@ -63,9 +63,9 @@ class _Slurm(JoinEngine):
     removes_bundle = True
 
     def with_address(self, join: JoinFile) -> JoinFile:
-        """Return the join file; if the coordinator's host is not known here, with the NodeAddr of this node in scontrol.
+        """Return the join file; if the coordinator's host is not known here, with the host's NodeAddr, which scontrol knows.
 
-        The name of a node need not be a host name.
+        The name of a node need not be a host name. Without an answer within 10 s the file stays as it is.
         """
         try:
             meeting.addresses(join.coordinator.host)

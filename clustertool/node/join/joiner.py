@@ -151,7 +151,10 @@ class Joiner:
         return False
 
     def _own_meeting_point(self) -> MeetingPoint:
-        """Return the address and the free port where this machine would listen as the coordinator. Raises PreflightError."""
+        """Return the address and the free port where this machine would listen as the coordinator.
+
+        Raises PreflightError if no port is free.
+        """
         address = self._address or meeting.address_to(self._join.job.elastic.server.urls)
         port = meeting.free_port(self._join, address)
         return MeetingPoint(address, port, self._join.index or 0)

@@ -259,7 +259,7 @@ class JoiningNode:
         self._supervisor = supervisor
 
     def _store_end(self, spec: Spec) -> Optional[Callable[[], float]]:
-        """Create the function that returns by when the epoch's ranks must be dead here, as the store decides; None without one.
+        """Create the function that returns by when the epoch's ranks must be dead here, as the store decides; None without it.
 
         Opens the store if it is not open, and follows the epoch there unless this node coordinates it.
         """

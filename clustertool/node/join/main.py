@@ -110,7 +110,7 @@ def _parse_arguments(arguments: Sequence[str]) -> argparse.Namespace:
 def _with_options(join: JoinFile, given: argparse.Namespace) -> JoinFile:
     """Set index and coordinator: from the options, else the engine's variables, else as in the file; and check the join file.
 
-    Raises UsageError, DataError.
+    Raises UsageError for a wrong index, coordinator or join file, and DataError for an unknown engine.
     """
     if not (given.index and given.coordinator):
         join = engine_of(join).with_address(with_engine_place(join, os.environ))
@@ -125,7 +125,10 @@ def _with_options(join: JoinFile, given: argparse.Namespace) -> JoinFile:
 
 
 def _parse_meeting_point(text: str, port: int) -> MeetingPoint:
-    """Parse HOST, HOST:PORT, an IPv6 address or [IPv6]:PORT. port: for a text without one. Raises UsageError."""
+    """Parse HOST, HOST:PORT, an IPv6 address or [IPv6]:PORT. port: for a text without one.
+
+    Raises UsageError for another text.
+    """
     host, colon, last = text.rpartition(":")
     if not colon or (":" in host and not host.startswith("[")):
         return MeetingPoint(text.strip("[]"), port)
@@ -149,7 +152,10 @@ def _read_join_file(name: str) -> JoinFile:
 
 
 def _open_join_file(path: str) -> int:
-    """Open the join file. Raises PreflightError for a link, and for a file that is not this user's or not closed to others."""
+    """Open the join file, and return its descriptor.
+
+    Raises PreflightError if it cannot be opened, is a link, is not this user's, or is not closed to others.
+    """
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError as error:

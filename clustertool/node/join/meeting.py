@@ -269,7 +269,7 @@ def free_port(join: JoinFile, address: str) -> int:
 
 
 def address_to(urls: Sequence[str]) -> str:
-    """Find this machine's address on the way to a server, "" if there is no way. Nothing is sent."""
+    """Find this machine's address on the way to the first server to which there is one; else "". Nothing is sent."""
     for url in urls:
         host = urlsplit(url).hostname or ""
         with contextlib.suppress(OSError, UnicodeError, IndexError):

@@ -180,7 +180,10 @@ def _require_no_epoch(join: JoinFile, spec: Spec) -> None:
 
 
 def outcome_of(error: ClustertoolError, node: Optional[int] = None) -> Outcome:
-    """Convert the error that ends an elastic job to an outcome: lost, timeout, stopped or failed. node: in the outcome."""
+    """Convert the error that ends an elastic job to an outcome, with its code. node: in the outcome.
+
+    LOST for NodeLost, TIMEOUT for TimedOut, STOPPED for Terminated and the code 130, else FAILED.
+    """
     kinds = ((NodeLost, JobState.LOST), (TimedOut, JobState.TIMEOUT), (Terminated, JobState.STOPPED))
     state = next((state for kind, state in kinds if isinstance(error, kind)), JobState.FAILED)
     if error.code == 130:

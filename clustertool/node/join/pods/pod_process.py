@@ -235,7 +235,7 @@ def _write_note(text: str) -> None:
 
 
 def read_records(paths: JobPaths) -> Dict[str, bytes]:
-    """Read the records that exist, by their names, and mask the token of the job in them: nodes of it may still listen."""
+    """Read the records that exist, {name: content}, and mask the token of the job in them: nodes of it may still listen."""
     found: Dict[str, bytes] = {}
     places = {EVENTS: paths.events, LEDGER: paths.ledger, SPEC: paths.spec, GROWTH: paths.growth, USAGE: paths.usage}
     for name, path in places.items():
@@ -259,7 +259,7 @@ def _read_newest(path: str) -> bytes:
 
 
 def sizes_of_logs(paths: JobPaths) -> List[Log]:
-    """List the logs of the ranks by their names in the job's directory, with their sizes in bytes.
+    """List (name in the job's directory, bytes) of the logs of the ranks.
 
     What was cut from a log (CUT) counts for it. Links are left out.
     """
