@@ -25,7 +25,7 @@ def tell(at: str, **more: str) -> None:
 
 
 def describe(error: BaseException) -> str:
-    """Return the type of an error and the first line of its text, without places in the framework's sources."""
+    """Return "Type: first line of the text" of an error, 400 characters at most, without places in the framework's sources."""
     text = re.sub(r"\[[^][]*\.(cc|cpp|h):\d+\] ?", "", str(error))  # where in its sources
     lines = [line.strip(" -") for line in text.partition(RULE)[2 if RULE in text else 0].splitlines()]
     first = next((line for line in lines if line), "")

@@ -124,7 +124,10 @@ def _output(asked: JobEnvironment, process: ProcessCommand, limit: float) -> Tup
 
 
 def _problem(code: int, output: str, prelude: bool, limit: float) -> Problem:
-    """Build the problem of a Python that has reported no versions: a warning if there is none and no PRELUDE, else an error."""
+    """Build ("packages", "warn" or "error", what, fix) for a Python that has reported no versions.
+
+    It is a warning only if there is no python3 and no PRELUDE.
+    """
     # Behind a prelude, ours is the last line.
     last = "; ".join(output.strip().splitlines()[-2 if prelude else -1 :])[-_SHOWN:]
     fix = "try the lines of PRELUDE there by hand" if prelude else "install python3, or set PATH in PRELUDE"

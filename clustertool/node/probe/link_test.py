@@ -46,9 +46,10 @@ _listening: List["_Listener"] = []  # of this agent: one, or none
 
 
 def open_ports(node: NodeContext, request: requests.OpenRequest) -> answers.OpenedAnswer:
-    """Claim those of the ports that are free, start a listener on them, and return them; an earlier listener is ended before.
+    """Claim those of the ports that are free, and start a listener on them: {ports}.
 
-    A port that was taken meanwhile is left out: another check reports it. If nothing can be claimed, there is no listener.
+    A port that was taken meanwhile is left out: another check reports it. If nothing can be claimed, there is no listener. An
+    earlier listener is ended before.
     """
     _close()
     address = request["address"]
@@ -220,7 +221,7 @@ class _Tries:
         self._done: List[Tuple[int, int, str, float]] = []
 
     def run(self) -> List[Tuple[int, int, str, float]]:
-        """Try all targets, and return (node, port, result, seconds of the round trip) of each."""
+        """Try all targets, and list (node, port, result, seconds of the round trip); 0.0 seconds if the result is not OK."""
         tidy = _POLL
         while self._waiting or self._open:
             while self._waiting and len(self._open) < _AT_ONCE:
@@ -320,7 +321,10 @@ def _why(code: int) -> str:
 
 
 def fill_link(node: NodeContext, request: requests.SendRequest) -> answers.SpeedAnswer:
-    """Send data over one link for some seconds, and return the bytes per second that arrived; no speed if the link broke."""
+    """Send data over one link for some seconds: {speed: bytes per second that arrived}.
+
+    {} if the link broke, or leads to another node.
+    """
     target, address, port = request["target"]
     seconds = request["seconds"]
     data = memoryview(bytes(_CHUNK))

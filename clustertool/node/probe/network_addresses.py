@@ -87,7 +87,7 @@ def _network(packed: bytes, prefix: int) -> int:
 
 
 def _dump(sock: socket.socket) -> List[Found]:
-    """Read all addresses in the answers of the kernel, until it reports the end."""
+    """List all addresses in the answers of the kernel, until it reports the end or an error: see _address()."""
     found: List[Found] = []
     while True:
         data = sock.recv(1 << 16)
@@ -101,7 +101,7 @@ def _dump(sock: socket.socket) -> List[Found]:
 
 
 def _address(message: bytes) -> Iterator[Found]:
-    """Yield the address in a message of the kernel, if it is of IPv4 or IPv6."""
+    """Yield (family, index of the interface, packed address, prefix length) of a message, if it is of IPv4 or IPv6."""
     family, prefix, _, _, index = _ADDRESS.unpack_from(message)
     values: Dict[int, bytes] = {}
     rest = message[_ADDRESS.size :]

@@ -131,7 +131,7 @@ def _check_root(root: str, existing: str, problems: List[Problem]) -> None:
 
 
 def _releases(root: str) -> List[str]:
-    """List the releases in ROOT_DIR whose manifests are complete."""
+    """List the releases in ROOT_DIR whose manifests are complete, sorted; [] if they cannot be read."""
     try:
         with os.scandir(paths.releases(root)) as entries:
             files_ = [entry for entry in entries if "." not in entry.name and entry.is_file(follow_symlinks=False)]
@@ -280,9 +280,9 @@ _ESCAPED = 12  # bytes of JSON that a character needs at most
 
 
 def _workspace(path: str, list_it: bool, problems: List[Problem]) -> ProbeAnswer:
-    """Read job.toml and list the folder's files for --job-workspace, and add problems. Without such a folder: {}.
+    """Read {listing: paths of files in it, sorted, job_toml: its text or ""} of --job-workspace, and add problems.
 
-    The files are relative; if nothing but job.toml could need them, they are listed only where it does.
+    {} without such a folder. If nothing but job.toml could need the files, they are listed only where it does.
     """
     top = os.path.expanduser(path)
     if not os.path.isdir(top):
@@ -306,7 +306,7 @@ def _workspace(path: str, list_it: bool, problems: List[Problem]) -> ProbeAnswer
 
 
 def _listing(top: str, most: int, size: int) -> Tuple[List[str], bool]:
-    """List at most `most` files of a workspace, relative to `top`, in at most `size` bytes of JSON; and if these are all.
+    """List at most `most` files of a workspace, relative to `top`, in at most `size` bytes of JSON, and whether they are all.
 
     Folders that git, Python, the tool or an earlier job has made are left out.
     """
