@@ -29,8 +29,8 @@ _STALE = 24 * 3600.0  # seconds after which no dispatch goes on with the files
 def patch(node: NodeContext, request: PatchRequest) -> PatchAnswer:
     """Build a release from the manifest of a base, the steps that change it, and new pieces, and prune the store.
 
-    Answers {"have": False} if the base is missing, or gives another manifest than the laptop has, or pieces are missing or
-    damaged; then the laptop sends the whole release. Raises DispatchError if the store cannot be written.
+    Answers {"have": True}, or {"have": False} if the base is missing, or gives another manifest than the laptop has, or pieces
+    are missing or damaged; then the laptop sends the whole release. Raises DispatchError if the store cannot be written.
     """
     store = Store(node.root)
     try:

@@ -97,7 +97,10 @@ def read_output(node: NodeContext, request: requests.OutputRequest) -> answers.S
 
 
 def withdraw(node: NodeContext, request: requests.WithdrawRequest) -> answers.Answer:
-    """Remove the folder of a job, or with `only_bundle` the bundle in it alone, if it is there. Raises PreflightError."""
+    """Remove the folder of a job, or with `only_bundle` the bundle in it alone, if it is there.
+
+    Raises PreflightError if it cannot be removed.
+    """
     path = _queue_path(node.root, request["job"])
     try:
         if _is_there(path):
