@@ -231,7 +231,7 @@ class Sampler:
         self._used: Dict[Key, Tuple[int, float, float]] = {}  # (pid, seconds of the living then, seconds so far)
 
     def __call__(self, t: float, members: Sequence[Process], ranks: Sequence[Running]) -> UsageLine:
-        """Build the line of usage of the machine and of each rank from /proc; members that have ended since are left out."""
+        """Build {t: time, n: machine_usage(), r: rows of the ranks} from /proc; members that have ended since are left out."""
         stats = {}
         for member in members:
             found = processes.stat(member.pid)
@@ -242,7 +242,7 @@ class Sampler:
         return {"t": round(t, 2), "n": machine_usage(), "r": rows}
 
     def _row(self, rank: Running, stats: Sequence[Stat]) -> RankUsage:
-        """Build the row of a rank: its CPU seconds so far, bytes of memory, number of processes, and size of its log.
+        """Build a row: (role, rank, attempt, CPU seconds so far, bytes of memory, living processes, bytes of its log).
 
         A process's time is added to its parent when it is waited for, so the sum over the living grows, except for orphans.
         """

@@ -79,7 +79,7 @@ class ListenWatch:
     def check(self) -> Tuple[List[Key], List[OtherAddress]]:
         """Return the pending pservers that listen now, and those that are newly found at another address.
 
-        The former are pending no more.
+        The former are pending no more; the latter are (key, where it listens, its endpoint).
         """
         if not self.pending:
             return [], []

@@ -494,7 +494,7 @@ class CoordinatorServer(CoordinatorLink):
         self._record("phase", name=self._state.phase, **self._known_failures(), **known)
 
     def _known_failures(self) -> Dict[str, object]:
-        """Build the event's fields for the failures that are known in an ending, the first one first; empty if there is none.
+        """Return {why, culprits, attempt} for the known failures of an ending, the first one first; {} if there is none.
 
         Followers print them before anything else.
         """

@@ -89,7 +89,7 @@ def shape_of(spec: Spec) -> Shape:
 
 
 def decide(elastic: ElasticSpec, state: State, event: Event) -> Step:
-    """Return the next state and the actions for an event: by the rules of an epoch if it changes which nodes take part.
+    """Return (next state, actions) for an event: by the rules of an epoch if it changes which nodes take part.
 
     For other events they are those of job_decisions.decide. elastic: the rules of the epoch. Nothing changes after its end.
     """
@@ -145,7 +145,7 @@ def _next_epoch(why: str) -> Outcome:
 
 
 def _end_epoch(state: State, why: str) -> Step:
-    """End the epoch for the reason `why`, since the nodes that take part change.
+    """Return (state, actions) that end the epoch for the reason `why`, since the nodes that take part change.
 
     Changes nothing if the attempt ends already, unless because of a failure of ranks: that is dropped and not counted, as it is
     an effect of the change, or must not wait for it.
@@ -156,7 +156,7 @@ def _end_epoch(state: State, why: str) -> Step:
 
 
 def _on_loss(state: State, event: Union[job_decisions.Lost, job_decisions.Absent]) -> Step:
-    """Record nodes as lost and gone, and end the epoch; finish at once if all nodes are gone."""
+    """Return (state, actions): nodes are lost and gone, and the epoch ends; finish at once if all nodes are gone."""
     names = state.shape.names
     if isinstance(event, job_decisions.Lost):
         nodes, why = frozenset({event.node}), f"node {names[event.node]} is lost: {event.why}"
@@ -170,7 +170,7 @@ def _on_loss(state: State, event: Union[job_decisions.Lost, job_decisions.Absent
 
 
 def _on_returned(state: State, event: Returned) -> Step:
-    """Record a node as gone and not lost, since it has ended its ranks, and end the epoch.
+    """Return (state, actions): a node is gone and not lost, since it has ended its ranks, and the epoch ends.
 
     Finishes at once if all nodes are gone.
     """
@@ -181,7 +181,7 @@ def _on_returned(state: State, event: Returned) -> Step:
 
 
 def _on_leaves(state: State, event: Leaves) -> Step:
-    """Record that a node leaves, and end the epoch because of it, unless the attempt ends already.
+    """Return (state, actions): a node leaves, and the epoch ends because of it, unless the attempt ends already.
 
     Ranks that failed before still count, and end the job if there were too many.
     """
@@ -192,7 +192,7 @@ def _on_leaves(state: State, event: Leaves) -> Step:
 
 
 def _on_shut_down(elastic: ElasticSpec, state: State, event: ShutDown) -> Step:
-    """Record that a node leaves, and end the epoch; but stop the job if too few nodes are left, with those on standby.
+    """Return (state, actions): a node leaves, and the epoch ends, or the job if too few are left, with those on standby.
 
     Ranks of other nodes may have failed because those of this node have ended: their failure is dropped, as after a loss.
     """
@@ -206,7 +206,8 @@ def _on_exited(state: State, event: job_decisions.Exited) -> Step:
     """Decide as job_decisions, with the rules of an epoch for exits.
 
     A supervisor that ended its processes unasked ends the epoch. If all trainers have succeeded in an ending epoch, the job
-    has. Ranks that exit with 101 are restarted, also without restarts left; others only if restarts are left.
+    has. Ranks that exit with 101 are restarted, also without restarts left; others only if restarts are left. Returns (state,
+    actions).
     """
     if not _is_ending(state) and any(exit.stopped for exit in event.exits):
         node = state.shape.node_of[event.exits[0].key]
@@ -236,7 +237,7 @@ def _on_clean(elastic: ElasticSpec, state: State, event: job_decisions.Clean) ->
     """Record that a node has no processes left; it is no longer lost if it was. When all nodes are gone, choose how to go on.
 
     A restart becomes an epoch if its ranks asked for it (not counted), or there is a store, a leaving node, or a node that
-    failed first twice (counted). Survivors end the job.
+    failed first twice (counted). Survivors end the job. Returns (state, actions).
     """
     if state.phase == "ending":
         state = state._replace(lost=state.lost - {event.node})
@@ -261,7 +262,7 @@ def _as_next_epoch(state: State, why: str, counted: bool) -> State:
 
 
 def _without_survivors(state: State, more: Tuple[str, ...]) -> State:
-    """Turn the end of the epoch into a lost job if processes live that could not be ended. more: survivors to add."""
+    """Return the state; the job is lost, not only the epoch over, if processes could not be ended. more: survivors to add."""
     survivors = state.survivors + more
     if not survivors or state.ending is None or not _is_next(state.ending):
         return state

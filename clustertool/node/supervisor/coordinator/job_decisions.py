@@ -235,7 +235,7 @@ Step = Tuple[State, Tuple[Action, ...]]
 
 
 def decide(state: State, event: Event) -> Step:
-    """Return the next state and the actions that are due.
+    """Return (next state, actions that are due).
 
     Events of another attempt, and those after the end, change nothing.
     """
@@ -245,29 +245,29 @@ def decide(state: State, event: Event) -> Step:
 
 
 def with_release(state: State, actions: Tuple[Action, ...]) -> Step:
-    """Add a Release to the actions, once, if the job ends and all nodes are quiet or gone and at least one is quiet."""
+    """Return (state, actions), with a Release, once, if the job ends and all nodes are quiet or gone, one at least quiet."""
     if state.phase == "ending" and state.quiet and not state.released and state.quiet | state.gone >= state.shape.nodes:
         return state._replace(released=True), (*actions, Release())
     return state, actions
 
 
 def _on_quiet(state: State, event: Quiet) -> Step:
-    """Record that a node is quiet."""
+    """Return (state, no actions), where the node is quiet."""
     return state._replace(quiet=state.quiet | {event.node}), ()
 
 
 def _on_joined(state: State, event: Joined) -> Step:
-    """Record that a node has joined, and start the first role if it is the last one."""
+    """Return (state, actions): a node has joined; the first role starts if it is the last one."""
     return _advance(state._replace(joined=state.joined | {event.node}))  # it gets the orders that were given before
 
 
 def _on_listening(state: State, event: Listening) -> Step:
-    """Record that a pserver listens, and start the trainers if it is the last one."""
+    """Return (state, actions): a pserver listens; the trainers start if it is the last one."""
     return _advance(state._replace(listening=state.listening | {event.key}))
 
 
 def _advance(state: State) -> Step:
-    """Start the next roles if all nodes have joined, or all pservers listen.
+    """Return (state, actions), which start the next roles if all nodes have joined, or all pservers listen.
 
     Pservers come first, then together trainers, heter trainers and mpirun.
     """
@@ -284,7 +284,7 @@ def _on_exited(state: State, event: Exited) -> Step:
     """Add exits to the state, and decide whether the attempt fails, succeeds, or goes on.
 
     In an ending because of a failure, further failures become culprits. A supervisor that ended its processes unasked makes its
-    node lost. With the policy continue, failed trainers do not stop the others.
+    node lost. With the policy continue, failed trainers do not stop the others. Returns (state, actions).
     """
     ended = state.trainers_ended + sum(exit.role == "trainer" for exit in event.exits)
     state = state._replace(exits=state.exits + event.exits, trainers_ended=ended)
@@ -310,7 +310,7 @@ def _on_exited(state: State, event: Exited) -> Step:
 
 
 def _blame(state: State, exits: List[RankExit], late: bool = False) -> State:
-    """Add exits to the culprits: causes before consequences, else in the order in which the coordinator learned of them.
+    """Return the state with exits added to the culprits. Causes come before consequences, else in the order in which they came.
 
     late: these are no causes, and come last. Culprits of a higher order than the first one (see _failure_order) are left out.
     """
@@ -348,7 +348,10 @@ def _only_daemons_failed(state: State, exits: List[RankExit]) -> bool:
 
 
 def _blame_mpirun(state: State) -> State:
-    """Make mpirun the culprit if there is none, and it has ended ranks with an error, although it exits with 0 itself."""
+    """Return the state, with mpirun as the culprit if there is none, and it has ended ranks with an error.
+
+    It exits with 0 itself then.
+    """
     if state.culprits or not any(exit.by_launcher and exit_code(exit.code, exit.signal) for exit in state.exits):
         return state
     found = [exit._replace(note="it has ended its ranks") for exit in state.exits if exit.role == MPIRUN]
@@ -365,9 +368,10 @@ def waits_for_launcher(state: State) -> str:
 
 
 def _on_launcher_timeout(state: State, event: LauncherTimeout) -> Step:
-    """Fail the job: mpirun does not end after its ranks, or has ended before them, so that they are not the ranks of this job.
+    """Return (state, actions) that fail the job.
 
-    Changes nothing if waits_for_launcher() is "" by now.
+    Either mpirun does not end after its ranks, or it has ended before them, so that they are not the ranks of this job. Changes
+    nothing if waits_for_launcher() is "" by now.
     """
     waits = waits_for_launcher(state)
     if not waits:
@@ -386,7 +390,7 @@ def _left_early(state: State, exit: RankExit) -> bool:
 
 
 def _fail(state: State) -> Step:
-    """Stop the attempt for a restart if restarts are left; else end the job with the failure of its culprits."""
+    """Return (state, actions) that stop the attempt for a restart, if any is left, else fail the job by its culprits."""
     if state.attempt - state.shape.first < state.shape.max_restarts:
         state = state._replace(phase="ending", restart=True)
         return state, (stop(state),)
@@ -450,9 +454,9 @@ def reason(state: State) -> str:
 
 
 def end(state: State, outcome: Outcome) -> Step:
-    """Set the outcome of the job, and return a Stop unless the attempt ends already.
+    """Return the state with the outcome of the job, and (Stop,), or () if the attempt ends already.
 
-    If it does, all nodes have a Stop, or get it when they join.
+    In the latter case all nodes have a Stop, or get it when they join.
     """
     ends = state.phase == "ending"
     state = state._replace(phase="ending", ending=outcome, restart=False)
@@ -460,14 +464,17 @@ def end(state: State, outcome: Outcome) -> Step:
 
 
 def _on_clean(state: State, event: Clean) -> Step:
-    """Record, in an ending only, that a node has no processes left but `survivors`, and settle."""
+    """Return (state, actions): in an ending, a node has no processes left but `survivors`; settles then."""
     if state.phase != "ending":
         return state, ()  # a supervisor that ended by itself: its connection or its exits will say why
     return settle(state._replace(gone=state.gone | {event.node}, survivors=state.survivors + event.survivors))
 
 
 def _on_lost(state: State, event: Lost) -> Step:
-    """Lose a node; the job's outcome is LOST, unless it has another one, and the node's processes are the culprits."""
+    """Return (state, actions) that lose a node.
+
+    The job's outcome is LOST, unless it has another one, and the node's processes are the culprits.
+    """
     name = state.shape.names[event.node]
     culprits = tuple(sorted(state.shape.on(event.node)))
     brief = f"node {name} is lost"
@@ -476,9 +483,10 @@ def _on_lost(state: State, event: Lost) -> Step:
 
 
 def _on_absent(state: State, event: Absent) -> Step:
-    """Lose the nodes that never joined. The outcome has a node at fault only if a single one is absent and others have joined.
+    """Return (state, actions) that lose the nodes that never joined.
 
-    If no other node has joined, the connection to the coordinator is blocked.
+    The outcome has a node at fault only if a single one is absent and others have joined. If no other node has joined, the
+    connection to the coordinator is blocked.
     """
     all_others = len(event.nodes) == len(state.shape.nodes) - 1
     names = some([state.shape.names[node] for node in event.nodes])
@@ -490,7 +498,7 @@ def _on_absent(state: State, event: Absent) -> Step:
 
 
 def _lose(state: State, nodes: FrozenSet[int], outcome: Outcome) -> Step:
-    """Record nodes as lost and gone, and end the job with `outcome` unless it ends already; finish if all nodes are gone."""
+    """Return (state, actions): nodes are lost and gone; the job ends with `outcome`, unless it ends already, and settles."""
     state = state._replace(lost=state.lost | nodes, gone=state.gone | nodes)
     if state.ending:
         return settle(state)
@@ -515,7 +523,7 @@ def _on_stop_asked(state: State, event: StopAsked) -> Step:
     """End the job as the stop demands, unless it ends already, and order all nodes to stop, with the grace of the stop.
 
     Each node that a user stops reports it: in an ending, only a shorter grace gives another order. After a signal from outside,
-    the engine is asked for the reason.
+    the engine is asked for the reason. Returns (state, actions).
     """
     known, wanted = (state.shape.grace if grace is None else grace for grace in (state.grace, event.grace))
     due = state.phase != "ending" or wanted < known
@@ -528,14 +536,15 @@ def _on_stop_asked(state: State, event: StopAsked) -> Step:
 
 
 def _on_explained(state: State, event: Explained) -> Step:
-    """Use the engine's answer as the outcome of the job, and settle; change nothing if it was not asked."""
+    """Return (state, actions): the engine's answer is the outcome, and settles; nothing changes if it was not asked."""
     return settle(state._replace(asked=False, ending=event.outcome)) if state.asked else (state, ())
 
 
 def settle(state: State) -> Step:
-    """Finish the job, or begin the next attempt, once all nodes are gone and the engine has answered; else change nothing.
+    """Return (state, actions): the job is over, or the next attempt begins.
 
-    After survivors no new attempt begins. The outcome gets the victims, and failures that came since.
+    Nothing changes before all nodes are gone and the engine has answered. After survivors no new attempt begins. The outcome
+    gets the victims, and failures that came since.
     """
     if state.asked or not state.gone >= state.shape.nodes:
         return state, ()
