@@ -245,7 +245,7 @@ class TlsLink:
         return [header for header, _ in self.frames()]
 
     def frames(self) -> List[Frame]:
-        """Continue the handshake, receive and send as turn() does; return the received messages with their payloads."""
+        """Continue the handshake, receive and send as turn() does; return (header, payload) of the received ones."""
         try:
             tls = self._tls or self._begin_tls()
             if not self.secure:
