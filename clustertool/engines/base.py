@@ -225,7 +225,7 @@ class Engine(ABC):
         """Return None: the fleet connects to the host by ssh, or starts a child if the host is this machine.
 
         An engine with its own channels returns a Link, or a HereLink with a program that opens a shell on the host. Called in a
-        thread of the fleet. Raises Unreachable.
+        thread of the fleet. An engine may raise the error that the host then has, such as Unreachable.
         """
         return None
 
@@ -242,8 +242,8 @@ class Engine(ABC):
     def fleet_of_job(self, job: str) -> Fleet:
         """Return `fleet`, which must have an agent on each node of the running job, numbered as the job numbers them.
 
-        An engine whose agents only read records makes another fleet, which is not open yet,
-        and closes it itself. Raises NotFound if the job does not run, PreflightError.
+        An engine whose agents only read records makes another fleet, which is not open yet, and closes it itself. It raises
+        NotFound if the job does not run, PreflightError if it cannot be asked.
         """
         return self.fleet
 
@@ -272,69 +272,70 @@ class Engine(ABC):
         return found
 
     def cause(self, job: str) -> tuple[str, int] | None:
-        """Return None. A queue returns why it has ended nodes of a job, and the exit code for that; None if it has ended none.
+        """Return None. A queue returns (why it has ended nodes of a job, the exit code for that); None if it has ended none.
 
-        Raises ClustertoolError.
+        It raises ClustertoolError if it cannot be asked.
         """
         return None
 
     def starts_again(self, job: str, attempt: int) -> bool:
         """Return False. A queue returns whether it starts the job again after this attempt.
 
-        Called when the attempt was stopped, had no time left, or has lost a node. Raises ClustertoolError.
+        Called when the attempt was stopped, had no time left, or has lost a node. A queue raises ClustertoolError if it cannot
+        be asked.
         """
         return False
 
     def pods(self, job: str) -> Sequence[JobPod]:
-        """Return (). Kubernetes lists the pods of a job, in the order of its nodes. Raises ClustertoolError."""
+        """Return (). Kubernetes lists the pods of a job, in the order of its nodes, or raises ClustertoolError."""
         return ()
 
     def join_log(self, job: str) -> tuple[str, Sequence[str]]:
-        """Return "" and (). An engine returns the name of the log of the processes that join a job, and its last lines.
+        """Return ("", ()). A queue returns the name of the log of the processes that join a job, and its last lines.
 
-        Called for a job that has ended before a node had a record of it. Raises ClustertoolError.
+        Called for a job that has ended before a node had a record of it. A queue raises ClustertoolError if it cannot be asked.
         """
         return "", ()
 
     def holds_output(self, job: str) -> bool:
         """Return False. Kubernetes returns whether nodes of an ended job wait until release(), for a fetch.
 
-        Raises ClustertoolError.
+        It raises ClustertoolError if it cannot be asked.
         """
         return False
 
     def without_files(self, job: str, error: NotFound) -> NotFound:
-        """Return `error`. An engine returns the error to show in its place, if a fetch has found no files.
+        """Return `error`, that of a fetch which has found no files. Kubernetes returns another one if the pod is gone.
 
-        Raises ClustertoolError.
+        It raises ClustertoolError if it cannot be asked.
         """
         return error
 
     def release(self, job: str) -> None:  # noqa: B027 - most engines hold nothing
         """Do nothing. Kubernetes ends the wait of a job's nodes for the fetch of its output (holds_output).
 
-        Raises ClustertoolError.
+        It raises the error of a node that does not answer.
         """
 
     def check(self, settings: Mapping[str, object], deep: bool) -> Examined:
-        """Check, for an engine without HOSTS, that it can run jobs with these settings of the command line.
+        """Raise NotImplementedError: an engine with HOSTS has another check.
 
-        Raises ClustertoolError; NotImplementedError for an engine with HOSTS, which has another check.
-        deep: also check what the nodes of the engine see.
+        Other engines check that they can run jobs with these settings of the command line, and return the findings. deep: they
+        also check what their nodes see. They raise ClustertoolError if they cannot be asked.
         """
         raise NotImplementedError
 
     def nodes(self) -> Sequence[EngineNode]:
-        """List the nodes of the cluster, for an engine that has no agents on them. Raises ClustertoolError.
+        """Raise NotImplementedError: an engine that has agents on its nodes lists none.
 
-        Raises NotImplementedError for an engine that has agents.
+        Other engines list the nodes of the cluster, or raise ClustertoolError if they cannot be asked.
         """
         raise NotImplementedError
 
     def forget(self, jobs: Collection[str]) -> None:  # noqa: B027 - most engines keep nothing
-        """Do nothing. An engine removes what it keeps of these jobs, whose records were removed.
+        """Do nothing. A queue removes what it keeps of these jobs, whose records were removed.
 
-        Raises ClustertoolError.
+        It raises ClustertoolError if that fails.
         """
 
 

@@ -12,9 +12,9 @@ from clustertool.model.joining.join_file import JoinFile, MeetingPoint
 
 
 def common_join_file(request: RunRequest, made: Identity, nodes: int, coordinator: MeetingPoint) -> JoinFile:
-    """Build a join file from a request, whose spec is known: without hosts, settings of an engine, and the workspace.
+    """Build a join file from a request, whose spec is known, with the values of SECRETS and PASS_ENV.
 
-    It has the values of SECRETS and PASS_ENV.
+    It has no hosts, no settings of an engine, and neither listing nor release of a workspace.
     """
     assert request.spec is not None
     return JoinFile(

@@ -108,9 +108,10 @@ def _corrected_state(recorded: JobState, known: Description | None) -> JobState:
 
 
 def hint_at_resuming(caller: Caller, request: RunRequest, made: Plan) -> None:
-    """Print how to resume the first job in request.left that ran the same script, and empty request.left.
+    """Print how to resume the newest job in request.left that ran the same script, if there is one, and empty request.left.
 
-    Prints nothing with --resume none. made: the plan of the new job, with its script.
+    Prints nothing with --resume none. The text names its output and up to three of its files, with --keep. made: the plan of
+    the new job, with its script.
     """
     argv = next((process.argv for process in made.processes if process.role == "trainer"), ())
     script = earlier_jobs.script_of(" ".join(argv))

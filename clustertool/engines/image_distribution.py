@@ -42,7 +42,7 @@ class ImageDistribution:
     def run(self) -> Known:
         """Bring the image to all nodes by IMAGE_FROM, and return each node's container facts with the image that it has then.
 
-        Raises the errors of all nodes together.
+        For "registry" the nodes without the image pull it, all with pull = "always". Raises the errors of all nodes together.
         """
         image_from = self._fleet.cluster.image_from
         if image_from == LAPTOP:

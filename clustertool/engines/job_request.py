@@ -138,7 +138,7 @@ class RunRequest:
 
     @property
     def grace(self) -> float:
-        """Seconds between TERM and KILL."""
+        """Seconds between TERM and KILL: of the job, or of the cluster while the spec is not known."""
         return self.spec.policy.grace if self.spec is not None else self.cluster.grace
 
     @property

@@ -179,7 +179,7 @@ def entries() -> tuple[EngineEntry, ...]:
 
 
 def options() -> dict[str, EngineOption]:
-    """Collect the options of all engines, by their names. An option that two engines have is one option."""
+    """Return {name: option} of all engines. Of two options of one name the engine that was registered last counts."""
     return {option.name: option for entry in _ENTRIES.values() for option in entry.options}
 
 

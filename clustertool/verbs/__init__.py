@@ -15,7 +15,10 @@ ns: Any  # clustertool.verbs.ns
 
 
 def __getattr__(name: str) -> Any:
-    """Create `ns` at its first use: the `clustertool` command needs no Invoke, whose import takes 0.13 s."""
+    """Return `ns`, created at its first use; raise AttributeError for other names.
+
+    The `clustertool` command needs no Invoke, whose import takes 0.13 s.
+    """
     if name == "ns":
         return globals().setdefault("ns", importlib.import_module("clustertool.cli.invoke_tasks").collection(VERBS))
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -332,7 +332,7 @@ def _describe_links(meshed: Meshed, cluster: Cluster) -> list[str]:
 
 
 def _milliseconds(seconds: float) -> str:
-    """Write seconds as milliseconds."""
+    """Format seconds as a text in milliseconds: "1.25 ms"."""
     return f"{1000 * seconds:.2f} ms"
 
 
@@ -368,7 +368,7 @@ class TrialFollower:
             self.watch.status.plan = made.ranks
 
     def put(self, node: int, header: StreamFrame, payload: bytes) -> None:
-        """Update the ranks by a frame of a node, by lines that they print and by their end, and wake wait_for_frame()."""
+        """Update the ranks by a frame of a node: by lines that they have printed, and by their end. Wake wait_for_frame()."""
         with self._changed:
             for item in self.watch.take(node, header, payload, time.monotonic()):
                 if isinstance(item, LogLines) and item.rank in self._ranks:

@@ -50,7 +50,8 @@ class TypedCommand:
     def read(cls, call: Call) -> TypedCommand:
         """Build the command from the options and arguments of exec.
 
-        Raises UsageError for none, for two, and for options that exclude.
+        Raises UsageError without a command, for two of them, for --stream with --json, and for --rank or --host, which need
+        --in-job.
         """
         given = call.given
         if given.rank or given.host:

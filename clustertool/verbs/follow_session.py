@@ -127,7 +127,7 @@ class Ending:
 
 
 def choose_ending(engine: Engine) -> Ending:
-    """Choose how an interrupt ends a job: Engine.cancel(), with 5 s for the records of nodes with agents, else 40 s."""
+    """Return the ending that calls Engine.cancel(), with a patience of 5 s if agents stop jobs (live_channels), else 40 s."""
     return Ending(engine.cancel, 5.0 if engine.capabilities.live_channels else 40.0)
 
 
@@ -397,7 +397,7 @@ def logs_to_show(call: Call) -> Shown:
 
 
 def prepare_log_folder(call: Call) -> None:
-    """Prepare the folder of --log-dir, if it is given, for the logs of another job. Raises DataError."""
+    """Prepare the folder of --log-dir, if it is given, for the logs of another job. Raises DataError if it cannot be used."""
     if call.given.log_dir:
         local_logs.prepare(_log_folder(call))
 

@@ -37,7 +37,12 @@ Ranks = Literal["all"] | list[Key]
 
 
 def logs(call: Call) -> None:
-    """Print the logs of ranks, or list or print files, as the options demand. Raises the errors of nodes at the end."""
+    """Print the logs of ranks of a job, or with --files and --file list or print the files in log/.
+
+    With --raw it prints the bytes of one log, with -f it follows the job to its end. Without these, the logs on nodes that
+    still log in are printed last. Raises UsageError for options that do not fit, NotFound for ranks that are not there, an
+    error for a job without a record after printing the log of its start, and the errors of nodes at the end.
+    """
     given = call.given
     if given.files or given.file:
         if given.since or given.timestamps:
@@ -140,7 +145,10 @@ def _ranks_to_show(call: Call) -> Ranks:
 
 
 def _since_when(text: str) -> float:
-    """Convert --since, a duration before now (10m) or a time in ISO 8601 (local without a zone), to seconds since the epoch."""
+    """Convert --since, a duration before now (10m) or a time in ISO 8601 (local without a zone), to seconds since the epoch.
+
+    Raises UsageError for another text.
+    """
     with contextlib.suppress(ValueError, OverflowError):
         return datetime.fromisoformat(text.replace("Z", "+00:00")).timestamp()
     return time.time() - seconds_with_unit(text, "--since")

@@ -78,7 +78,8 @@ def _completion_values(kind: str) -> list[str]:
 def _help_answer(line: parser.CommandLine) -> str | None:
     """Build the text of help, a version or a list, if the command line asks for one; None if it runs a verb.
 
-    The help of clusterrun is printed here: "". Raises UsageError.
+    The help of clusterrun is printed here: "". Raises UsageError for help about two commands or an unknown one, a completion
+    script for an unknown shell, and --dry without a command.
     """
     common, verb, width = line.common, line.verb, shutil.get_terminal_size().columns
     asked = line.given.pop("commands", ())

@@ -77,7 +77,7 @@ class Call:
 
     @property
     def selection(self) -> Selection:
-        """The options of this call about hosts."""
+        """The options about hosts that this call has, with the defaults of Selection for others."""
         names = [field.name for field in fields(Selection)]
         return Selection(**{name: value for name, value in vars(self.given).items() if name in names and value})
 
@@ -189,7 +189,7 @@ def read_whole_number(text: str, option: str) -> int | None:
 def read_seconds(text: str, option: str, default: float, least: float = 0.0, most: float = math.inf) -> float:
     """Convert the text of an option to seconds, `default` if it is empty.
 
-    Raises UsageError, also outside of `least` to `most`.
+    Raises UsageError if it is no duration, or not from `least` to `most`.
     """
     found = seconds_of(text) if text else default
     if found is None:
@@ -200,7 +200,10 @@ def read_seconds(text: str, option: str, default: float, least: float = 0.0, mos
 
 
 def seconds_with_unit(text: str, option: str) -> float:
-    """Convert the text of an option such as 7d or 10m to seconds. Raises UsageError, also without a unit: 7 may mean days."""
+    """Convert the text of an option such as 7d or 10m to seconds.
+
+    Raises UsageError if it is no duration, or has no unit: 7 may mean days.
+    """
     found = seconds_of(text) if text[-1:].isalpha() else None
     if found is None:
         raise UsageError(f"{option} {text!r} is not a duration with a unit", "10m, 12h or 7d")

@@ -63,7 +63,10 @@ class HostMember:
 
 
 def build_members(cluster: Cluster, facts: ByNode, request: RunRequest) -> tuple[HostMember, ...]:
-    """Build a member of each host: its facts, the directory for its jobs, and the job whose output it copies."""
+    """Build a member of each host: its facts, the directory for its jobs, and the job whose output it copies.
+
+    This is request.resumed on the nodes with a part of its output, "" on others.
+    """
     shared, resumed = nodes_sharing_root(facts), request.resumed
     found = []
     for host in cluster.hosts:
@@ -156,7 +159,8 @@ class MemberStart:
     def run(self) -> None:
         """Start the nodes, and wait until the coordinator has begun the first epoch.
 
-        After an error, end what was begun on all nodes, print where that failed, and raise it.
+        A node that fails, or on which a process of the job runs already, is left out (_leave_out). After an error, end what was
+        begun on all nodes, print where that failed, else report to the caller that nothing is left, and raise the error.
         """
         self._caller.starting(self._job)
         try:

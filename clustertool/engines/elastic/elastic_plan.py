@@ -58,7 +58,7 @@ def first_hosts(cluster: Cluster, elastic: ElasticSettings) -> Cluster:
 
 
 def describe_plan(made: Plan, cluster: Cluster) -> str:
-    """Describe in a sentence, for --dry, for which nodes the plan is, and which hosts are on standby.
+    """Return the text for --dry: for how many nodes the plan is, and which hosts are on standby, if any.
 
     cluster: with all hosts; without hosts if an engine chooses the nodes.
     """

@@ -65,9 +65,9 @@ class PodWatch:
         self._closed.set()
 
     def cause(self, job: str) -> tuple[str, int] | None:
-        """Return why pods of a job were ended by the cluster, or have never started, and the exit code for that; else None.
+        """Return (why the cluster has ended pods of a job, the exit code for that), by the first view of each that explains it.
 
-        Of each pod the first view that explains its end counts.
+        Without such a view, the same of a pod that cannot start because of its image; None without that, too.
         """
         found = end_of(list(self._views.get(job_hash(job), {}).values()))
         waiting = list(self._stuck.get(job_hash(job), {}).values())

@@ -47,7 +47,7 @@ class JobManifests:
 
     @property
     def objects(self) -> workload.Objects:
-        """The manifests of the job without its Secret. Raises ConfigError."""
+        """The manifests of the job without its Secret. Raises ConfigError for settings that do not fit."""
         return workload.manifests(self.settings, self.order)
 
     @property
@@ -208,7 +208,7 @@ def _read_template(settings: kubernetes_settings.KubernetesSettings, where: str)
 
 
 def as_yaml(*manifests: Manifest) -> str:
-    """Write manifests as the text of one YAML file, with a document for each."""
+    """Return manifests as the text of one YAML file, with a document for each."""
     return "---\n".join(yaml.dump(one, Dumper=_dumper(), sort_keys=False, allow_unicode=True) for one in manifests)
 
 

@@ -84,7 +84,7 @@ def check_cluster(api: ClusterApi, job: KubernetesSettings) -> Iterator[Finding]
 
 
 def pod_groups(job: KubernetesSettings) -> list[PodGroup]:
-    """Build a group for each role: the number of its pods, and what each requests."""
+    """Build a group for each role: the number of its pods, and the requests and limits of each."""
     resources = [(count, job.resources_of(role)) for role, count in job.nodes]
     return [PodGroup(count, found.get("requests", {}), found.get("limits", {})) for count, found in resources]
 
@@ -169,10 +169,10 @@ def check_quotas(api: ClusterApi, job: KubernetesSettings) -> Iterator[Finding]:
 
 
 def check_devices(api: ClusterApi, job: KubernetesSettings) -> Iterator[Finding]:
-    """Yield an error for a resource that no node has for one pod, or all nodes together not for all pods; else its sum.
+    """Yield an error for each resource of which the nodes have too little, and "ok" with the sum for each other kind of device.
 
-    Also an error if no node counts. Only the sums of devices are reported. Nodes that are cordoned, not ready or without the
-    labels of node_selector do not count.
+    Too little: no node has enough for one pod, or all nodes together not for all pods of a role. An error, too, if no node
+    counts. Nodes that are cordoned, not ready or without the labels of node_selector do not count.
     """
     nodes = [node for node in api.list_objects("Node", job.node_selector) if takes_pods(node)]
     if not nodes:

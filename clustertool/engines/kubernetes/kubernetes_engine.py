@@ -216,7 +216,10 @@ class KubernetesEngine(Engine):
     # -- jobs
 
     def describe(self, known: Mapping[int, JobsAnswer]) -> dict[str, Description]:
-        """Describe the user's jobs by their objects, and the jobs of `known` without objects by their records."""
+        """Describe the user's jobs by their objects, and the jobs of `known` without objects by their records.
+
+        The latter are ENDED if their records have an outcome, else UNKNOWN. Returns {job id: description}.
+        """
         found = self.store.describe()
         for job, part in by_records(known).items():
             if job not in found:
@@ -304,7 +307,7 @@ class KubernetesEngine(Engine):
         return {running[pod].name: asked.ok.get(number, clean) for number, pod in enumerate(pods)}
 
     def _await_ends(self, running: Collection[str]) -> None:
-        """Wait up to 10 s for these pods to end, and restore their records."""
+        """Wait up to 10 s for these pods to end, and restore the records of each that has ended. Errors of that are ignored."""
         end, left = time.monotonic() + _ENDING, set(running)
         while left and time.monotonic() < end:
             for pod in list(left):
@@ -331,9 +334,9 @@ class KubernetesEngine(Engine):
         return sorted(found, key=lambda pod: (pod.node is None, pod.node or 0, pod.pod))
 
     def join_log(self, job: str) -> tuple[str, Sequence[str]]:
-        """Return the name of the first failed pod's log, and a list of its last lines without those of ranks and the record.
+        """Return the name of the first failed pod's log, and a list of its last 20 lines without those of ranks and the record.
 
-        Returns "" and () if no pod has failed.
+        Returns "" and () if no pod has failed. At most 64 KiB are read.
         """
         failed = (pod.name for pod in map(view, self.store.pods(job)) if pod.code > 0)
         pod = next(failed, "")

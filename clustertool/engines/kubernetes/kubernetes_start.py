@@ -204,7 +204,7 @@ def _bundle_in_secret(made: JobManifests) -> bytes:
 
 
 def documents(manifests: Sequence[Object]) -> tuple[Document, ...]:
-    """Write each manifest as a YAML document, in which the values of a Secret are ***."""
+    """Build a document of each manifest, NAME-KIND.yaml, in which the values of a Secret are ***."""
     found = []
     for manifest in manifests:
         shown = copy.deepcopy(dict(manifest))

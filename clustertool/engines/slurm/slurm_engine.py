@@ -95,7 +95,7 @@ class SlurmEngine(Engine):
 
     @property
     def slurm(self) -> SlurmHost:
-        """The programs of Slurm on the login host. Raises Unreachable if that is not connected."""
+        """The programs of Slurm on the login host, which is connected if it is not yet. Raises the error if that fails."""
         return SlurmHost(self.login, self._note_once, self._check_in_own_thread)
 
     def _check_in_own_thread(self) -> None:

@@ -157,7 +157,10 @@ class SlurmStart(Starter):
         return examined.facts[0]
 
     def _identify(self) -> Identity:
-        """Create the identity of the job: with --job-id that id, or the next free one after it, if an earlier job has it."""
+        """Create the identity of the job: with --job-id that id, or the next free one after it, if an earlier job has it.
+
+        Without --job-id the id is new. Raises UsageError if a job with that id has not ended.
+        """
         request, wish = self._request, self._request.wish
         if wish.job_id:
             earlier_work.take_id_of_engine(request, self._engine.caller, *self._slurm_engine.earlier(wish.job_id))
@@ -213,9 +216,10 @@ class SlurmStart(Starter):
         return Submitted(job)
 
     def _take_back(self, slurm: SlurmHost, job: str, error: BaseException) -> None:
-        """Remove a submission that has failed, and cancel the job that Slurm may have accepted all the same, within 5 s.
+        """Remove a submission that has failed, and cancel the job that Slurm may have accepted all the same; wait 5 s at most.
 
-        If Slurm does not answer, the error gets a text that the job may be queued, and the command that ends it.
+        Reports to the caller that nothing is left. If Slurm does not answer, the error gets a text that the job may be queued,
+        and the command that ends it.
         """
         caller = self._slurm_engine.caller
         if isinstance(error, (Interrupted, Terminated)):

@@ -72,7 +72,7 @@ class LoginLinks:
     def for_node(self, node: int) -> Link:
         """Return the connection for a node, which four nodes share; open it if it is not there or was lost.
 
-        Raises why that fails.
+        Raises the error if that fails.
         """
         number = node // _NODES
         with self._lock:
