@@ -57,7 +57,7 @@ def test_signal(bench: Bench, number: int, argument: str) -> None:
     [
         (["no-such-program"], 127, "cannot start 'no-such-program': No such file or directory"),
         (["/etc/passwd"], 126, "cannot start '/etc/passwd': Permission denied"),
-        (["/etc"], 126, "cannot start '/etc': Permission denied"),
+        pytest.param(["/etc"], 126, "cannot start '/etc': Permission denied", marks=pytest.mark.chaos),
     ],
 )
 def test_cannot_start(bench: Bench, command: list[str], code: int, why: str) -> None:
