@@ -80,7 +80,8 @@ class Fault(NamedTuple):
 def find_faults(card: "Card", shared: bool = False) -> List[Fault]:
     """List the faults of a card; if its driver reports a problem, only this one.
 
-    card: as node/devices/read.py reports it. shared: several ranks of the job would have it, a fault in an exclusive mode.
+    They are about its compute mode, its memory and its heat. card: as node/devices/read.py reports it. shared: several ranks of
+    the job would have it, a fault in an exclusive mode.
     """
     problem = str(card.get("problem") or "")
     if problem:
