@@ -115,7 +115,10 @@ def _mtus(facts: ByNode) -> List[Finding]:
 
 
 def _interpreters(facts: ByNode) -> List[Finding]:
-    """Warn of nodes whose jobs have another python3 than most: at another path, or of another minor version."""
+    """Warn of nodes whose jobs have another python3 than most: at another path, or of another minor version.
+
+    Nodes where it is not known are left out.
+    """
     known = {node: fact.job_python for node, fact in facts.items() if fact.job_python[0]}
     usual = most_common((path, _minor(version)) for path, version in known.values())
     found = []
@@ -133,7 +136,10 @@ def _minor(version: str) -> str:
 
 
 def _packages(facts: ByNode) -> List[Finding]:
-    """Report nodes without a package that others have (error), and nodes with another version than most (warning)."""
+    """Report nodes without a package that others have (error), and nodes with another version than most (warning).
+
+    Nodes that report no packages are left out.
+    """
     known: Dict[int, Dict[str, str]] = {node: dict(fact.packages) for node, fact in facts.items() if fact.packages}
     found: List[Finding] = []
     for name in dict.fromkeys(name for versions in known.values() for name in versions):

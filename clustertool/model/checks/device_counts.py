@@ -80,7 +80,7 @@ def _usable_cards(host: Host, report: DevicesAnswer) -> List[Card]:
 
 
 def _counts(hosts: Mapping[int, Host], facts: ByNode, reports: Reports) -> List[Finding]:
-    """Warn of hosts with another number of devices than most.
+    """Warn of hosts with another number of devices than most that have some.
 
     Hosts may have any number if conf.py or a hostfile defines it, or if they train nothing.
     """

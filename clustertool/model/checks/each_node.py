@@ -144,7 +144,10 @@ def disk(fact: Facts, need: int) -> Finding:
 
 
 def _ports(cluster: Cluster, node: int, fact: Facts) -> Finding:
-    """Check the ports that conf.py demands. A default port that is taken is only avoided, so it is no finding."""
+    """Check the ports that conf.py demands: one finding, an error with all that are in use, else ok.
+
+    LEAD_PORT counts on node 0 only. A default port that is taken is only avoided, so it is no finding.
+    """
     wanted: List[Tuple[str, int]] = []
     if cluster.pserver_port_given:
         width = cluster.ports_num + cluster.ports_num_for_sparse
@@ -200,9 +203,10 @@ def _load(fact: Facts) -> Wrong:
 
 
 def _limits(fact: Facts) -> Wrong:
-    """Return which limits are too low and the fix, else None. The soft limit counts, since the ranks do not raise it.
+    """Return which limits are below FEW_FILES and FEW_PROCESSES, and the fix; None if none is.
 
-    That of open files is raised for them to the hard one, which counts. With RDMA memlock must be unlimited.
+    Of open files the hard limit counts, to which the tool raises that of ranks; of processes the soft one. With RDMA memlock
+    must be unlimited, too.
     """
     files = [("nofile", hard) for name, _, hard in fact.limits if name == "nofile"]
     soft_ones = [(name, soft) for name, soft, _ in fact.limits if name == "nproc"]
@@ -223,9 +227,9 @@ def _shm(fact: Facts) -> Wrong:
 
 
 def _proxy(cluster: Cluster, fact: Facts) -> Wrong:
-    """Return the proxies of conf.py or PRELUDE that no_proxy does not exclude for the training address, and the fix.
+    """Return the variables of proxies in conf.py or PRELUDE, with the training address and the fix.
 
-    None if there are none. A proxy of the login never reaches a rank.
+    None if there are none, or if no_proxy excludes the address. A proxy of the login never reaches a rank.
     """
     host = next((host for host in cluster.hosts if host.index == fact.node), None)
     given: Dict[str, str] = {**dict(cluster.env), **dict(host.env if host else ())}

@@ -187,7 +187,10 @@ def meeting_broke(ranks: Sequence[TrialRank]) -> bool:
 
 
 def _describe_trouble(name: str, one: TrialRank, facts: ByNode, seconds: float, python: str) -> Tuple[str, str]:
-    """Return what is wrong with a rank, and the fix."""
+    """Return what is wrong with a rank, and the fix, by the step that it is at.
+
+    A rank without a failure hangs: it was not done in `seconds`.
+    """
     late = f"not done in {seconds:g} s"
     failure = one.failure or late
     if one.at in ("start", "import"):

@@ -79,7 +79,10 @@ def choose_pairs(nodes: Sequence[int], most: int = MOST) -> Pattern:
 
 
 def rounds(pairs: Sequence[Pair]) -> Tuple[Tuple[Pair, ...], ...]:
-    """Divide pairs into rounds in which no node is in two pairs. All pairs of n nodes take n - 1 (n is even) or n rounds."""
+    """Divide pairs into rounds in which no node is in two pairs: each round takes the first pairs left that fit.
+
+    All pairs of n nodes are divided so that they take n - 1 (n is even) or n rounds.
+    """
     nodes = sorted({node for pair in pairs for node in pair})
     if len(pairs) == len(nodes) * (len(nodes) - 1) // 2:
         return _tournament(nodes)

@@ -25,7 +25,10 @@ def mpi_findings(facts: ByNode) -> List[Finding]:
 def _judge_node(
     fact: Facts, known: Mapping[int, Optional[Implementation]], usual: Optional[Implementation]
 ) -> "tuple[str, str, str]":
-    """Return level, text and fix for one node."""
+    """Return level, text and fix for one node: an error if its MPI is missing, not supported, not `usual` or has no daemon.
+
+    The first of these counts. Otherwise "ok", the MPI, and no fix.
+    """
     own = known[fact.node]
     if own is None:
         what = "the mpirun there is not known" if fact.mpirun else "no mpirun"
