@@ -207,7 +207,10 @@ def read_cluster(values: Mapping[str, object], where: str = "conf.py", needs_hos
 
 
 def _require_absolute_roots(cluster: Cluster) -> None:
-    """Raise ConfigError for a ROOT_DIR that is relative, and for a line break in it or in PYTHON, also those of a host."""
+    """Raise ConfigError for a ROOT_DIR that begins with neither / nor ~/, also that of a host; ~ alone is allowed.
+
+    And for a line break or NUL in it or in PYTHON, also in python of a host.
+    """
     where = cluster.where
     roots = {"ROOT_DIR": cluster.root_dir}
     roots.update((f"root_dir of {host.name}", host.root_dir) for host in cluster.hosts if host.root_dir)

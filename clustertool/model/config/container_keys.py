@@ -32,7 +32,10 @@ _VOLUME = re.compile(r"(/|[A-Za-z0-9])[^:]*:/[^:]*(:[A-Za-z0-9_,=-]+)?")
 
 
 def read_conf(value: object) -> ContainerSettings:
-    """Read CONTAINER of conf.py. Raises ValueError for what is no dict, ConfigError for a key or value that is not right."""
+    """Read CONTAINER of conf.py.
+
+    Raises ValueError for what is no dict, and ConfigError for a wrong key or value, or what does not fit the runtime.
+    """
     if not isinstance(value, Mapping):
         raise ValueError('a dict: {"image": "registry.example.org/train:1"}')
     found = read_values(value, _READERS, ConfigError, lambda name: f"CONTAINER[{name!r}] =")

@@ -144,7 +144,7 @@ def read_elastic(
 
 
 def _parse_timeout(text: str) -> float:
-    """Parse --elastic-timeout to seconds. Raises UsageError."""
+    """Parse --elastic-timeout to seconds. Raises UsageError for what is no duration above 0."""
     seconds = _duration(text)
     if seconds is None:
         raise UsageError(f"--elastic-timeout {text!r} is not right", _TIME)
@@ -235,8 +235,9 @@ _KEYS: Dict[str, Tuple[Callable[[object], object], object, str]] = {  # how to r
 def _read_server(cluster: Cluster, texts: Sequence[str], where: str, error: Type[ClustertoolError]) -> ElasticServer:
     """Check the URLs of the etcd servers, and build ElasticServer of them: with the user, and the names of secrets to use.
 
-    Raises `error`, whose text has no password: for a wrong URL, one with a password, different users, a URL without https if
-    there is a user, or no secret for the password of a user. where: names the source of the URLs in errors.
+    The port is 2379 by default; etcd:// becomes http://. Raises `error`, whose text has no password: for a wrong URL, one with
+    a password, different users, a URL without https if there is a user, or no secret for the password of a user. where: names
+    the source of the URLs in errors.
     """
     urls: List[str] = []
     users: Set[str] = set()
@@ -268,7 +269,10 @@ def _read_server(cluster: Cluster, texts: Sequence[str], where: str, error: Type
 
 
 def _coordinator_of(cluster: Cluster) -> str:
-    """Return COORDINATOR, "" if it is not set. Raises ConfigError if there are HOSTS, and it is none of them."""
+    """Return COORDINATOR, "" if it is not set.
+
+    Raises ConfigError if there are HOSTS, and it is the name, host or address of none of them.
+    """
     name = cluster.coordinator
     if name and cluster.hosts and not any(name in (host.name, host.host, host.address) for host in cluster.hosts):
         what = f"COORDINATOR = {name!r} is none of the hosts of {cluster.where or 'conf.py'}"

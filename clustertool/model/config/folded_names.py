@@ -64,7 +64,10 @@ def _format_name(texts: Sequence[str], numbers: Sequence[Numbers]) -> str:
 
 
 def _ranges(values: Numbers) -> list[str]:
-    """Convert numbers as written to ranges. A range is as wide as its first number if that begins with 0 (see expand)."""
+    """Convert numbers as written to ranges, in ascending order.
+
+    A range is as wide as its first number if that begins with 0 (see expand).
+    """
     left = set(values)
     ranges: list[tuple[int, str]] = []
     # Padded numbers first: 10 may follow 09, but 09 follows nothing.

@@ -125,7 +125,7 @@ def hosts_of_only(items: Sequence[str]) -> Tuple[str, ...]:
 
 
 def hosts_of(listed: Sequence[Listed], option: str) -> Tuple[Host, ...]:
-    """Read the hosts that an option names. Raises UsageError."""
+    """Read the hosts that an option names, with node ids. Raises UsageError for an entry that is no host."""
     try:
         return read_hosts(list(listed), option)
     except ConfigError as error:
@@ -195,7 +195,10 @@ def _slots_by_host(hosts: Sequence[Host], names: Sequence[str]) -> Dict[str, Opt
 
 
 def _named_by(name: str, hosts: Sequence[Host]) -> Tuple[List[Host], Optional[Tuple[int, ...]]]:
-    """Find the hosts that an item names, and its slots, None for all. A host as HOSTS writes it (host:port, IPv6) has none."""
+    """Find the hosts that an item names, and its slots, None for all; no hosts if there are none of that name.
+
+    First the whole item counts as a host as HOSTS writes it (host:port, IPv6); if it is none, what follows the colon are slots.
+    """
     chosen = [host for one in _expand_name(name) for host in hosts if one in _names_of_host(host)]
     sliced = _SLICED.fullmatch(name)
     if chosen or not sliced:
@@ -213,7 +216,7 @@ def _names_of_host(host: Host) -> Tuple[str, ...]:
 
 
 def _expand_name(name: str) -> List[str]:
-    """Expand the ranges of a name. Raises UsageError."""
+    """Expand the ranges of a name. Raises UsageError for a wrong range."""
     try:
         return expand(name)
     except ConfigError as error:
@@ -242,8 +245,8 @@ def _split(names: Sequence[str]) -> List[str]:
 def _select_slots(host: Host, slots: Optional[Tuple[int, ...]], keep: bool) -> Host:
     """Return a host with only these slots (keep), or without them; unchanged for () and None.
 
-    Slots are its devices, if HOSTS names them, else the numbers from 0. Raises UsageError for a slot that it does not have,
-    and without `keep` if its slots are not known.
+    Slots are its devices, if HOSTS names them, else the numbers from 0; those that are left are also `chosen`, and their number
+    is `nproc`. Raises UsageError for a slot that it does not have, and without `keep` if its slots are not known.
     """
     if not slots:
         return host

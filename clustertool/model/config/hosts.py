@@ -119,7 +119,7 @@ def valid_user(name: str) -> bool:
 def read_hosts(value: object, listed: str = "HOSTS") -> Tuple[Host, ...]:
     """Read HOSTS of conf.py, or the list of an option, `listed`, as hosts with node ids.
 
-    Raises ConfigError naming the entry.
+    Raises ConfigError for another value, an empty list, and a wrong entry, which it names.
     """
     if not isinstance(value, (list, tuple)):
         raise ConfigError(f"{listed} is {value!r}, not a list", _FIX)
@@ -155,7 +155,11 @@ def numbered(hosts: Sequence[Host]) -> Tuple[Host, ...]:
 
 
 def read_entry(entry: object, place: str) -> List[Host]:
-    """Read an entry of HOSTS, a text or a dict, which may have ranges. Raises ConfigError, which begins with `place`."""
+    """Read an entry of HOSTS, a text or a dict, which may have ranges, as hosts without node ids.
+
+    In a dict, user, port and address have priority over those in its host. Raises ConfigError, which begins with `place`, for a
+    wrong text, an unknown or wrong key, no host, and one address for several hosts.
+    """
     if isinstance(entry, str):
         return _parse_text(entry, place)
     if not isinstance(entry, dict):
@@ -180,7 +184,10 @@ def read_entry(entry: object, place: str) -> List[Host]:
 
 
 def _read_other_keys(entry: Dict[str, object], place: str) -> Host:
-    """Build a host of the keys of a dict entry other than host, checked one by one. Raises ConfigError."""
+    """Build a host of the keys of a dict entry other than host, checked one by one.
+
+    Raises ConfigError for a wrong value, and for nproc and slots together.
+    """
 
     def text(key: str) -> str:
         value = entry.get(key, "")
@@ -224,9 +231,9 @@ def _read_other_keys(entry: Dict[str, object], place: str) -> Host:
 
 
 def _parse_text(line: str, place: str) -> List[Host]:
-    """Parse "[user@]host[:port]" with ranges to hosts. Raises ConfigError.
+    """Parse "[user@]host[:port]" with ranges to hosts.
 
-    As for ssh, the last @ ends the user, and ssh:// may be in front.
+    As for ssh, the last @ ends the user, and ssh:// may be in front. Raises ConfigError for a wrong user, host, range or port.
     """
     line = line.strip()
     if line.startswith("ssh://"):
@@ -275,9 +282,10 @@ def _split_port(rest: str, place: str) -> Tuple[List[str], int]:
 
 
 def expand(pattern: str) -> List[str]:
-    """Expand "node[01-03,7]" to node01 node02 node03 node7; several brackets multiply. Raises ConfigError.
+    """Expand "node[01-03,7]" to node01 node02 node03 node7; several brackets multiply.
 
-    "node[0-8/2]" has a step, as in ClusterShell: node0 node2 node4 node6 node8.
+    "node[0-8/2]" has a step, as in ClusterShell: node0 node2 node4 node6 node8. Raises ConfigError for a wrong range, and more
+    than 100,000 names.
     """
     split = _RANGE.split(pattern)  # text, range, text, range, ..., text
     parts = [_expand_numbers(text, pattern) if number % 2 else [text] for number, text in enumerate(split)]
@@ -315,7 +323,10 @@ def is_address(text: str) -> bool:
 
 
 def device_ids(value: object, what: str) -> Tuple[int, ...]:
-    """Read the ids of devices from "0,1", 3 or [0, 1], in this order. Raises ConfigError, also for an id named twice."""
+    """Read the ids of devices from "0,1", 3 or [0, 1], in this order.
+
+    Raises ConfigError for another value, and for an id named twice.
+    """
     if isinstance(value, str):
         items: Sequence[object] = [item.strip() for item in value.split(",") if item.strip()]
     elif isinstance(value, int) and not isinstance(value, bool):

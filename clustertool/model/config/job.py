@@ -431,7 +431,7 @@ def _endpoints(values: Sequence[str], option: str) -> Tuple[str, ...]:
 
 
 def _parse_devices(text: str) -> Tuple[int, ...]:
-    """Parse the numbers of --devices. Raises UsageError."""
+    """Parse the numbers of --devices. Raises UsageError for what is no list of numbers, and for a number named twice."""
     try:
         return device_ids(text, "--devices")
     except ConfigError as error:
@@ -481,7 +481,7 @@ def variable_sources(
 
 
 def _split_variables(values: Sequence[str]) -> Pairs:
-    """Split the values of --env, NAME=value, into names and values. Raises UsageError."""
+    """Split the values of --env, NAME=value, into names and values. Raises UsageError for another text."""
     pairs = []
     for value in values:
         name, equals, rest = value.partition("=")

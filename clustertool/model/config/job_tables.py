@@ -48,9 +48,10 @@ _READ_LATER = ("elastic",)  # tables whose keys their own reader checks
 
 
 def read_tables(toml: Toml) -> Dict[str, Any]:
-    """Check the keys and values of job.toml, and return {name: value}, with defaults for what is missing. Raises DataError.
+    """Check the keys and values of job.toml, and return {name: value}, with defaults for what is missing.
 
-    The values of [policy], [container] and [elastic] are not checked here, and are returned as they are.
+    The values of [policy], [container] and [elastic] are not checked here, and are returned as they are. Raises DataError for
+    an unknown key (but in [elastic]), a wrong value, and an output that is no folder of its own in the job's directory.
     """
     for key, value in toml.items():
         if key not in ("mode", "resume", "env", *_TABLES, *_READ_LATER):
@@ -126,7 +127,7 @@ def _is_text(value: object) -> bool:
 
 
 def _read_env(table: Toml) -> Pairs:
-    """Read [env]: names and values as texts. Raises DataError."""
+    """Read [env]: names and values as texts. Raises DataError for a wrong name, a list, a table, and a NUL."""
     for name, value in table.items():
         if not VARIABLE.fullmatch(name) or isinstance(value, (dict, list)) or "\0" in str(value):
             raise DataError(f"job.toml: [env] {name} = {value!r} is not a variable", 'NAME = "value"')

@@ -14,7 +14,7 @@ Place = Callable[[str], str]  # how a message names a setting
 
 
 def one_of(*allowed: str) -> Callable[[object], str]:
-    """Create a reader that accepts only these texts."""
+    """Create a reader that accepts only these texts, and raises ValueError, which lists them, for other values."""
 
     def read(value: object) -> str:
         if value not in allowed:
