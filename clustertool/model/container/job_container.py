@@ -27,7 +27,7 @@ class JobContainer(NamedTuple):
 
 
 def container_of(events: Iterable[Event]) -> Optional[JobContainer]:
-    """Read the container of a job from events of all nodes, or of some.
+    """Read the container of a job from events of all nodes, or of some; different values are joined by commas.
 
     None for a job without containers, and for records of earlier versions.
     """
