@@ -110,7 +110,7 @@ def zipped(size: int) -> int:
 
 
 def cut(size: int) -> List[int]:
-    """Return the sizes of the pieces into which a file is cut: of 1 MiB, above 64 MiB of 4 MiB; one for a small file."""
+    """Return the sizes of the pieces into which a file is cut: up to 1 MiB one, up to 64 MiB of 1 MiB each, then of 4 MiB."""
     if size <= PACK:
         return [size]
     step = PACK if size <= _LARGE else PIECE
@@ -128,8 +128,8 @@ def content_of(pieces: Sequence[str]) -> str:
 def pack(files: Iterable[Entry], group: Mapping[str, str], known: Sequence[Pack]) -> Dict[str, List[Pack]]:
     """Map each group to packs with all its small files: known packs that are used by half or more, and new ones.
 
-    group: of a file, by its path. known: packs of the last dispatch; very small ones are left out if there are many. Empty
-    files are in no pack.
+    group: of a file, by its path. known: packs of the last dispatch; if more than 64 are smaller than 128 KiB, these are left
+    out. Empty files are in no pack.
     """
     wanted: Dict[str, Dict[str, Entry]] = {}
     for entry in sorted(files, key=lambda entry: entry.path):
