@@ -38,7 +38,7 @@ class Lease(NamedTuple):
     def acknowledge(self, number: int) -> Lease:
         """Extend the lease from the time at which this beat was sent: the coordinator has it.
 
-        Unknown and old numbers change nothing.
+        An unknown or old number, and any one after the lease has ended, changes nothing.
         """
         sent = [at for beat, at in self.pending if beat == number]
         if not sent or self.ended:
