@@ -128,9 +128,10 @@ def read_earlier(lists: Mapping[int, Sequence[EarlierRow]]) -> Tuple[EarlierJob,
 
 
 def free_id(asked: str, earlier: Sequence[EarlierJob]) -> str:
-    """Choose the id of a new job that asks for `asked`: this, or `asked`-2 and so on after a job with it has ended.
+    """Choose the id of a new job that asks for `asked`: this, or after a job with it has ended `asked`-N.
 
-    Raises UsageError while a job with it runs, or where this is not known.
+    N is one more than the highest such number, at least 2. Raises UsageError if a job with it has not ended, or may not have,
+    and if the id becomes too long.
     """
     family = [job for job in earlier if asked in (job.id, job.asked)]
     for job in family:

@@ -105,7 +105,7 @@ class NodeRecord(CaretakerRecord):
     def apply(self, event: Event) -> None:
         """Update the node by an event: its caretakers, step, outcome and survivors.
 
-        A job header begins anew, without an outcome.
+        A job header begins anew, without an outcome. Raises KeyError, TypeError or ValueError for an event that is not valid.
         """
         self.known = True
         super().apply(event)

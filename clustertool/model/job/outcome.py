@@ -190,7 +190,7 @@ def followers(group: Sequence[RankExit]) -> str:
 
 
 def failed(group: Sequence[RankExit]) -> str:
-    """Describe failures with the same error in one sentence."""
+    """Describe failures with the same error in one sentence: the first one, and how many they are."""
     first, name = group[0], role_name(group[0].role)
     how = describe_exit(first.code, first.signal, first.note)
     if exit_code(first.code, first.signal) == 0:

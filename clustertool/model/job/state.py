@@ -94,9 +94,9 @@ class JobStatus:
         return self.runs(node, (str(event["role"]), int(event["rank"])), event.get("attempt"))
 
     def runs(self, node: int, key: Key, attempt: Optional[int] = None) -> bool:
-        """Check whether a rank runs on a node, in an attempt or in the newest one.
+        """Check whether a rank runs on a node, in an attempt or in the newest one, by the places of the ranks.
 
-        Where no places are known, a new rank may.
+        Where these are not known, by the node of its newest status; a rank without one may run anywhere, up to MOST ranks.
         """
         places = self._places(self.attempt if attempt is None else attempt)
         if places is not None:
