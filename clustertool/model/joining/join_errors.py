@@ -68,7 +68,10 @@ def ended_by_engine(outcome: Outcome) -> ClustertoolError:
 
 
 def read_errors(rows: object) -> ClustertoolError:
-    """Convert rows to an error. Raises ValueError for what is no list of errors. An unknown kind becomes PreflightError."""
+    """Convert 1 to 1000 rows to an error: the one, or Several. An unknown kind becomes PreflightError.
+
+    Raises ValueError for what is no such list.
+    """
     if not isinstance(rows, list) or not 0 < len(rows) <= _MOST:
         raise ValueError("no list of errors")
     error = as_one([read_error(row) for row in rows])

@@ -174,7 +174,10 @@ def to_json(join: JoinFile) -> str:
 
 
 def from_json(text: str) -> JoinFile:
-    """Parse a join file. Raises DataError, which names the wrong field, and UsageError for contradicting numbers."""
+    """Parse a join file.
+
+    Raises DataError for what is no JSON, another format, and a wrong field, which it names; UsageError as check().
+    """
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):

@@ -55,13 +55,16 @@ class Offer(NamedTuple):
 
 
 def read_offer(message: Mapping[str, object]) -> Offer:
-    """Read the fields of an offer. Raises LookupError or ValueError."""
+    """Read the fields of an offer. Raises LookupError without an index, and ValueError for another missing or a wrong field."""
     fields = {name: message[name] for name in Offer._fields if name in message}
     return read(Offer, {**fields, "node": message["index"]})
 
 
 def read_settings(message: Mapping[str, object]) -> OwnSettings:
-    """Read the settings in an offer of a machine that has the same code. Raises LookupError or ValueError."""
+    """Read the settings in an offer of a machine that has the same code.
+
+    Raises LookupError if there are none, and ValueError for wrong ones, or more than 4096 processes.
+    """
     own: OwnSettings = read_own(OwnSettings, message["own"])
     if own.nproc is not None and not 0 < own.nproc <= _MOST_RANKS:
         raise ValueError("an offer with a wrong number of processes")
