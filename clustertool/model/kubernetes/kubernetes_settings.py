@@ -162,9 +162,10 @@ def read_amounts(value: object, path: str) -> Dict[str, str]:
 
 
 def _nodes(value: object) -> Nodes:
-    """Check a number of pods, or one for each role, and return (role, number) in the order of the nodes. Raises NotRight.
+    """Check a number of pods, or one for each role, and return (role, number) in the order of the nodes.
 
-    A number alone is that of the trainers, which must be there.
+    A number alone is that of the trainers. Raises NotRight for another value, an unknown role, a wrong number, and roles
+    without trainers.
     """
     count = whole(value, 1, _MOST) if not isinstance(value, Mapping) else None
     if count is not None:
@@ -228,7 +229,7 @@ def _volumes(value: object) -> Manifest:
 
 
 def _is_volume(value: object) -> bool:
-    """Return whether a value is the short form of a volume's source, KIND:NAME[:ro]."""
+    """Return whether a value is the short form of a volume's source: emptydir, or KIND:NAME[:ro]; of pvc also with a path."""
     kind, _, rest = value.partition(":") if isinstance(value, str) else ("", "", "")
     name = rest[:-3] if rest.endswith(":ro") else rest
     if kind == "emptydir":

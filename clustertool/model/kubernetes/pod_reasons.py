@@ -89,7 +89,11 @@ class PodView(NamedTuple):
 
     @property
     def exit_code(self) -> int:
-        """The exit code of a job that ends because of this pod; 0 if it does not."""
+        """The exit code of a job that ends because of this pod; 0 if it does not.
+
+        75 for a lost node, preemption and eviction, 137 for too much memory, 69 for what cannot start; of a failure that of the
+        process, at least 1.
+        """
         if self.fault in (PodFault.NODE_LOST, PodFault.PREEMPTED, PodFault.EVICTED):
             return _LOST
         if self.fault is PodFault.OOM_KILLED:
@@ -136,9 +140,9 @@ def end_of(pods: Sequence[PodView]) -> Optional[Tuple[str, int]]:
 
 
 def waits_for(pods: Sequence[PodView]) -> str:
-    """Return the most important reason for which pods have not started, with their number.
+    """Return the most important reason for which pods have not started, with the number of pods that have it.
 
-    "" if none waits for a known reason.
+    By the order of faults, else the first reason that is stated; "" if there is none.
     """
     waiting = [pod for pod in pods if pod.phase in ("Pending", "Unknown")]
     found = _first_by_fault(waiting, _ORDER)

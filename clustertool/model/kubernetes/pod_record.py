@@ -120,7 +120,7 @@ def encode(end: PodEnd, files: Mapping[str, bytes], logs: Sequence[Log] = ()) ->
 
 
 def decode(line: bytes) -> PodRecord:
-    """Parse the last line of a pod's log. Raises DataError if it has no record."""
+    """Parse the last line of a pod's log. Raises DataError for another line, and for records that are too large or cut."""
     if len(line) > MOST_LINE:
         raise _no_record("it is too long")
     try:
@@ -188,7 +188,10 @@ def _end_fields(end: PodEnd) -> Dict[str, object]:
 
 
 def _decode_end(fields: Mapping[str, object]) -> PodEnd:
-    """Check and read the fields of an end. Raises ValueError, LookupError, TypeError."""
+    """Check and read the fields of an end.
+
+    Raises ValueError for another format or a wrong field, LookupError for a missing one, TypeError for what is no object.
+    """
     if fields["clustertool"] != FORMAT:
         raise ValueError("another format")
     end = read(PodEnd, {name: fields[name] for name in PodEnd._fields})
@@ -226,7 +229,10 @@ def _join_files(files: Mapping[str, bytes]) -> bytes:
 
 
 def _split_files(data: bytes) -> Dict[str, bytes]:
-    """Unpack the result of _join_files(), without the compression. Raises ValueError, TypeError."""
+    """Unpack the result of _join_files(), without the compression.
+
+    Raises ValueError for an unknown file and a wrong size, ValueError or TypeError for a first line of another form.
+    """
     head, _, rest = data.partition(b"\n")
     found: Dict[str, bytes] = {}
     for name, size in json.loads(head):

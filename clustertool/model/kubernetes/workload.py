@@ -123,7 +123,10 @@ def _indexed_spec(settings: KubernetesSettings, order: WorkloadOrder, group: Rol
 
 
 def _paddlejob(settings: KubernetesSettings, order: WorkloadOrder) -> Manifest:
-    """Build a PaddleJob whose pods join the job. Raises ConfigError for image_command, which only a native one can have."""
+    """Build a PaddleJob whose pods join the job.
+
+    Raises ConfigError for image_command, which only a native one can have, and as _merged_template().
+    """
     if settings.paddlejob.get("image_command"):
         what = (
             "KUBERNETES: paddlejob.image_command: only the containers of export --native run the command of the image"
