@@ -234,7 +234,7 @@ def _paddle_trainer(table: Table, seat: Seat) -> Env:
 
 
 def _paddle_collective(table: Table, seat: Seat) -> Env:
-    """Compute the variables of Paddle for a process of a collective job."""
+    """Compute the variables of Paddle for a process of a job in mode collective, or in mode mpi without pservers."""
     return {
         **_paddle_trainer(table, seat),
         "PADDLE_GLOBAL_RANK": str(seat.rank),
@@ -308,7 +308,7 @@ def _paddle_ps(table: Table, seat: Seat, paths: JobPaths) -> Env:
 def _paddle_heter(table: Table, seat: Seat) -> Env:
     """Compute the variables of Paddle for a pipeline of stages: trainers are 1, heter trainers 2, 3, ...
 
-    All get the list of all heter trainers, trainers also the previous and the next stage. All lists have commas between
+    All get the list of all heter trainers, all but pservers also the previous and the next stage. All lists have commas between
     endpoints, of several stages too: Paddle's role maker splits only at commas.
     """
     env = {"PADDLE_ALL_HETER_TRAINER_IP_PORT_LIST": table.endpoints["heter"]}
@@ -329,7 +329,8 @@ def _paddle_heter(table: Table, seat: Seat) -> Env:
 def _paddle_v2(table: Table, seat: Seat) -> Env:
     """Compute the variables of Paddle v2 programs.
 
-    The number of trainers is NUM_GRADIENT_SERVERS; TRAINER_COUNT is threads in one trainer.
+    The number of trainers is NUM_GRADIENT_SERVERS; TRAINER_COUNT is threads in one trainer. PORT is a pserver's own one, for
+    others that of the first pserver.
     """
     own = seat if seat.role == "pserver" else table.roles["pserver"][0]
     env = {
@@ -350,8 +351,9 @@ def _paddle_v2(table: Table, seat: Seat) -> Env:
 def _devices(table: Table, seat: Seat) -> Env:
     """Compute the variables that name a process's cards; without pservers also how to communicate where Paddle cannot find out.
 
-    A process of a job with parameter servers that gets no card sees none, on a node that has some: -1 hides all of them. The
-    same holds for every process without a card where the shell of clusterrun names the devices: it may allow none.
+    That of the kind has the cards that the process sees, Paddle's flag the positions of its own ones among them. A process of a
+    job with parameter servers that gets no card sees none, on a node that has some: -1 hides all of them. The same holds for
+    every process without a card where the shell of clusterrun names the devices: it may allow none.
     """
     kind, collective = table.kinds[seat.node], not table.job.has_pservers
     if not seat.devices or kind not in VARIABLES:

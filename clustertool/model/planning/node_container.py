@@ -34,8 +34,8 @@ def container_request(settings: ContainerSettings, probed: ProbeAnswer) -> Conta
 def containers(cluster: Cluster, settings: ContainerSettings, facts: ByNode) -> Dict[int, ContainerSpec]:
     """Describe the container of each node; {} for a job without containers.
 
-    Raises the PreflightErrors of nodes without a runtime or a source of a volume. Where a node was not asked, its runtime is
-    that of the settings, for --dry.
+    Raises the PreflightErrors of nodes without a runtime or, unless CHECKS_OFF has `container`, a source of a volume. Where a
+    node was not asked, its runtime is that of the settings, for --dry.
     """
     if not settings:
         return {}

@@ -226,7 +226,10 @@ def _ready(table: Table, seat: Seat) -> Tuple[int, ...]:
 
 
 def _require_shards(nodes: Sequence[PlannedNode], folder: str) -> None:
-    """Check that each node has the shards of its own trainers, since with --job-workspace none are sent. Raises DataError."""
+    """Check that each node has the shards of its own trainers, since with --job-workspace none are sent.
+
+    Raises the DataErrors of all nodes that lack some.
+    """
     errors = []
     for node in nodes:
         there = set(node.facts.listing)

@@ -172,7 +172,7 @@ class _PortChooser:
         """Take and return a port outside the kernel's own range, from a start that depends on the job: two jobs rarely meet.
 
         Busy ports, ports already taken on the node and the 64 from PADDLE_PORT on are left out. Raises PreflightError if none
-        is left.
+        is left, together with the errors in `taken`.
         """
         fact = self._facts[node]
         low, high = fact.ephemeral

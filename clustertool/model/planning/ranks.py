@@ -69,9 +69,10 @@ def _groups(job: JobSpec) -> List[Tuple[str, int, Role]]:
 
 
 def _count(name: str, role: Role, host: Host, job: JobSpec, devices: Tuple[int, ...], facts: ByNode) -> int:
-    """Count the processes of a role on one host: by the command line, else job.toml, HOSTS, the default of the mode.
+    """Count the processes of a role on one host: by the command line, else job.toml, else HOSTS, else the default.
 
-    0 if HOSTS does not give the host this role.
+    That is one for each device for trainers that are no launchers, in a job without pservers; else 1. 0 if HOSTS does not give
+    the host this role.
     """
     if not host.plays(name):
         return 0
@@ -117,7 +118,10 @@ def _places_of(role: str, endpoints: Sequence[str], hosts: Sequence[Host], facts
 
 
 def _endpoint(text: str, role: str) -> Tuple[str, int]:
-    """Parse ip, ip:port, [IPv6]:port, or an IPv6 address alone, to address and port, 0 if it has none. Raises UsageError."""
+    """Parse ip, ip:port, [IPv6]:port, or an IPv6 address alone, to address and port, 0 if it has none.
+
+    Raises UsageError for another text, and a wrong port.
+    """
     if is_address(text):
         return text, 0
     match = _ENDPOINT.fullmatch(text)

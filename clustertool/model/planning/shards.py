@@ -33,7 +33,7 @@ def shard_name(file: str, shard: int, n: int) -> str:
 
 
 def number(path: str) -> int:
-    """Read the shard number in a file's name. Raises DataError if it has none."""
+    """Read the shard number in a file's name: the last -DIGITS before a dot or the end. Raises DataError if it has none."""
     found = _NUMBER.findall(path.rsplit("/", 1)[-1])
     if not found:
         fix = f"name shards like train.txt-00000 ({PROGRAM} split does), or write a pattern that leaves it out"
@@ -62,7 +62,7 @@ def assign_shards(files: Sequence[str], patterns: Sequence[str], trainers: int) 
     """List the files that each trainer reads, from relative paths, ordered by pattern and shard number.
 
     Each pattern is a set of its own: numbers count from its own 0. Raises DataError where a trainer would read nothing of a
-    set, a number is missing or twice, or a pattern matches no file.
+    set, a number is missing or twice, a pattern matches no file, or a file matches two patterns.
     """
     lists: List[List[str]] = [[] for _ in range(trainers)]
     taken: Dict[str, str] = {}

@@ -89,7 +89,8 @@ def launch_options(environ: Mapping[str, str]) -> dict[str, tuple[str, str]]:
 def front_end_machines(environ: Mapping[str, str]) -> tuple[str, int]:
     """Return the variable by which front ends and operators state several machines, and their number; ("", 0) without one.
 
-    LLaMA-Factory and ms-swift start torchrun by NNODES. Pods of Kubeflow's PyTorchJob have WORLD_SIZE, RANK and MASTER_ADDR.
+    LLaMA-Factory and ms-swift start torchrun by NNODES. Pods of Kubeflow's PyTorchJob have WORLD_SIZE, RANK and MASTER_ADDR. In
+    a rank of a launcher they do not count.
     """
     for name, own in _PLAIN.items():
         number = whole(environ.get(name, ""), 2, 100_000)
