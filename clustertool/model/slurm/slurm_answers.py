@@ -343,7 +343,10 @@ class StepOutput(NamedTuple):
 
 
 def read_output(text: str) -> StepOutput:
-    """Parse an output of srun: the highest exit code in its lines about ended tasks, and the last 10 different other lines."""
+    """Parse an output of srun: the highest exit code in its lines about ended tasks, and the last 10 different other lines.
+
+    Lines are cut at 300 characters.
+    """
     lines = [line.rstrip()[:_LONGEST_LINE] for line in text.splitlines() if line.strip()]
     codes = [int(found[1]) for found in map(_TASK_END.match, lines) if found]
     shown = [line for line in lines if not _TASK_END.match(line)]

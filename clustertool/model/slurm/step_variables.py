@@ -20,7 +20,10 @@ def text(environ: Mapping[str, str], name: str, fix: str) -> str:
 
 
 def number(environ: Mapping[str, str], name: str, fix: str) -> int:
-    """Return the value of a variable that srun sets as a number from 0 to 99,999. Raises UsageError with this fix."""
+    """Return the value of a variable that srun sets as a number.
+
+    Raises UsageError with this fix if it is not set, or no number from 0 to 99,999.
+    """
     found = text(environ, name, fix)
     value = whole(found, 0, _MOST)
     if value is None:
@@ -29,7 +32,10 @@ def number(environ: Mapping[str, str], name: str, fix: str) -> int:
 
 
 def node_names(environ: Mapping[str, str], fix: str) -> List[str]:
-    """Return the names of the step's nodes. Raises UsageError with this fix."""
+    """Return the names of the step's nodes.
+
+    Raises UsageError with this fix if their variable is not set, or no list of nodes.
+    """
     found = text(environ, "SLURM_STEP_NODELIST", fix)
     try:
         return read_node_list(found)

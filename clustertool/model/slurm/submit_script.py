@@ -81,7 +81,10 @@ def submitted_number(output: str) -> str:
 
 
 def sbatch_options(settings: SlurmSettings, order: SubmitOrder) -> Tuple[str, ...]:
-    """Build the long options of sbatch. Those of `settings.options` are the last ones, and so have priority."""
+    """Build the long options of sbatch. Those of `settings.options` are the last ones, and so have priority.
+
+    An elastic job has a range of nodes, and --no-kill: it goes on when a node fails.
+    """
     given = [
         ("job-name", _job_name(order)),
         ("comment", comment(order.job_id, order.root_dir)),
