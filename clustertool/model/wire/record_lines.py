@@ -21,7 +21,10 @@ def written_event(type: str, t: float, fields: Mapping[str, object]) -> Dict[str
 
 
 def read_event(line: bytes) -> "Optional[Event]":
-    """Read the event in a line of events.jsonl of this or the previous version. None for a torn line and for no event."""
+    """Read the event in a line of events.jsonl of this or the previous version. None for a torn line and for no event.
+
+    A skew that is wrong becomes 0.
+    """
     try:
         event = json.loads(line)
     except (ValueError, RecursionError):

@@ -220,9 +220,10 @@ REQUESTS: Dict[str, Tuple[type, type]] = {
 
 
 def read_request(message: Mapping[str, object]) -> SupervisorRequest:
-    """Check a request to a supervisor, which any process of the user can send, and return it. Raises ValueError.
+    """Check a request to a supervisor, which any process of the user can send, and return it.
 
-    Unknown fields may have few values. The code of a `leave` without one is 0.
+    Unknown fields may have few values. The code of a `leave` without one is 0. Raises ValueError for an unknown type, and a
+    missing or wrong field.
     """
     type = message.get("type")
     if not isinstance(type, str) or type not in REQUESTS:
