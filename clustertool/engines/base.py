@@ -305,7 +305,7 @@ class Engine(ABC):
         return False
 
     def without_files(self, job: str, error: NotFound) -> NotFound:
-        """Return `error`, that of a fetch which has found no files. Kubernetes returns another one if the pod is gone.
+        """Return `error`, that of a fetch which has found no files. Kubernetes returns another one if no pod of the job runs.
 
         It raises ClustertoolError if it cannot be asked.
         """

@@ -69,7 +69,7 @@ def settings_note(toml: Toml, table: Toml, cluster: Cluster) -> str:
 
 
 def _parse_toml(text: str) -> Toml:
-    """Parse the text of a job.toml. Raises DataError."""
+    """Parse the text of a job.toml, with or without a byte order mark. Raises DataError if it is no TOML."""
     try:
         return dict(tomllib.loads(text.removeprefix("\ufeff")))  # an editor may put a mark in front
     except tomllib.TOMLDecodeError as error:

@@ -36,7 +36,7 @@ _FOUND = ("releases", "pieces", "bytes", "damaged", "lost")  # of the answer to 
 def dispatch(call: Call) -> None:
     """Send a workspace, and the image of its container, to all nodes, and print what was sent; with --dry only print it.
 
-    --verify checks before what the nodes have. Raises the errors of nodes.
+    With --verify the nodes check before that which of their releases are damaged. Raises the errors of nodes.
     """
     folder = choose_alias(call, "workspace", "job-dispatch-package")
     if not folder:

@@ -112,9 +112,10 @@ def _page_path(name: str) -> Path:
 
 
 def _write_page(path: Path, text: str) -> None:
-    """Write a new file and rename it to `path`, so that a browser never reads half of a page. Raises UsageError.
+    """Write a new file and rename it to `path`, so that a browser never reads half of a page.
 
-    The new file has a random name and must not exist: in a folder as /tmp another user could have put a link in its place.
+    Raises UsageError if that fails; then the new file is removed. The new file has a random name and must not exist: in a
+    folder as /tmp another user could have put a link in its place.
     """
     part = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     try:

@@ -27,7 +27,11 @@ def split(call: Call) -> None:
 
 
 def _read_order(call: Call) -> LineOrder:
-    """Check the options of split and build the order, with a random seed for --shuffle without --seed. Raises UsageError."""
+    """Check the options of split and build the order. Raises UsageError for one that is missing or not valid.
+
+    The shards are made in --to, else in the folder of the file. --shuffle without --seed gets a random seed; without --shuffle
+    it is None.
+    """
     given = call.given
     if not given.data:
         raise UsageError("split needs a file", f"{PROGRAM} split --data train.txt --shards 8")

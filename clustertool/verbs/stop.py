@@ -155,9 +155,10 @@ def _stop_early(call: Call, fleet: Fleet, how: StopHow, shown: dict[tuple[str, s
 
 
 def _jobs_to_stop(call: Call, fleet: Fleet, known: Mapping[int, JobsAnswer], about: find_jobs.Described) -> list[str]:
-    """List the ids of the jobs to stop: all unfinished ones, the one of --job, or the only one that runs; [] if none runs.
+    """List the ids of the jobs to stop: with --all the unfinished ones, with --job that one, else the only one that runs.
 
-    known: the nodes' answers about their jobs. about: what the engine knows of them. Raises the errors of choose().
+    Returns [] if there is none, except with --job. known: the nodes' answers about their jobs. about: what the engine knows of
+    them. Raises the errors of choose_job().
     """
     if call.given.all:
         return unfinished_jobs(known, about)

@@ -517,7 +517,7 @@ class ClusterApi:
 
 
 def _selectors(labels: Mapping[str, str], fields: str) -> dict[str, object]:
-    """Build the query parameters that select objects by labels and fields; {} without both."""
+    """Build the query parameters labelSelector, of `labels`, and fieldSelector, of `fields`; each is left out if empty."""
     query: dict[str, object] = {}
     if labels:
         query["labelSelector"] = ",".join(f"{name}={value}" for name, value in labels.items())

@@ -292,11 +292,11 @@ class JobStore:
         return self._find_jobs(self._labels(job)).get(job)
 
     def pods(self, job: str) -> list[Manifest]:
-        """List the pods of one job. Raises ClustertoolError."""
+        """List the pods of one job, as the server has them. Raises ClustertoolError if it cannot be asked."""
         return self._api.list_objects("Pod", self._labels(job))
 
     def describe(self) -> dict[str, Description]:
-        """Describe each job of the user, by its id. Raises ClustertoolError.
+        """Return {job id: description} of each job of the user. Raises ClustertoolError if the server cannot be asked.
 
         Events and Kueue's Workloads are listed only for jobs that are queued, lack pods, or have lost pods without a known
         reason.
@@ -352,7 +352,8 @@ class JobStore:
     def orphans(self) -> list[Manifest]:
         """List this user's Secrets and Services older than a day (KEPT) whose job has no workload and no pod any more.
 
-        Those that kubectl has applied have no owner, and so are not deleted with it. Raises ClustertoolError.
+        Those that kubectl has applied have no owner, and so are not deleted with it. Raises ClustertoolError if the server
+        cannot be asked.
         """
         jobs = {_job_label(one) for one in (*self._workloads(self.owner), *self._api.list_objects("Pod", self.owner))}
         kept = [one for kind in _KEPT for one in self._api.list_objects(kind, self.owner, whole=False)]

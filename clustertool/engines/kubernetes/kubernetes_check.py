@@ -222,7 +222,7 @@ def _allocatable(node: Object, name: str) -> Decimal:
 
 
 def _quota_needs(job: KubernetesSettings) -> dict[str, Decimal]:
-    """Compute the job's need of each resource, by the names that quotas have."""
+    """Return {name in quotas: the need of all pods}: pods, count/pods, requests.X and limits.X of each X, cpu and memory."""
     found = {"pods": Decimal(job.node_count), "count/pods": Decimal(job.node_count)}
 
     def add(name: str, amount: Decimal) -> None:

@@ -129,7 +129,10 @@ class PodChannel:
         return self.closed or self.eof_received
 
     def _take_bytes(self, stream: int, size: int) -> bytes:
-        """Wait for bytes of a stream, and remove and return at most `size` of them; b"" at the end. Raises TimeoutError."""
+        """Wait for bytes of a stream, and remove and return at most `size` of them; b"" at the end.
+
+        Raises TimeoutError if none come for the timeout.
+        """
         with self._changed:
             data = self._streams[stream]
             self._wait_until(lambda: bool(data) or self._is_over)
@@ -254,7 +257,7 @@ class PodChannel:
             self._unsent += ABNF.create_frame(payload, opcode).format()
 
     def _record_status(self, data: bytes) -> None:
-        """Set the exit status from the final status, with a message on stderr if the program did not start."""
+        """Set exit_status and status_event by the final status of the program; add the reason to stderr if it did not start."""
         code, message = exit_code(data)
         self.exit_status = code
         if message:

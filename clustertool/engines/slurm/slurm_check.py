@@ -76,9 +76,9 @@ def check_grace(slurm: SlurmHost, cluster: Cluster) -> Iterator[Finding]:
 
 
 def check_allocation(allocation: ShellAllocation, settings: SlurmSettings) -> Iterator[Finding]:
-    """Yield one finding: an error if the allocation of this shell is too small for a job with these settings, else "ok".
+    """Yield one finding about the allocation of this shell, for a job with these settings.
 
-    It is a warning if ranks share processors there.
+    It is an error if the allocation is too small, a warning if ranks share processors there, else "ok".
     """
     try:
         warning = allocation.cpus_warning(allocation.step(settings), 0)

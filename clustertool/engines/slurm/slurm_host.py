@@ -51,7 +51,7 @@ class SlurmHost:
         return SlurmHost(self._fleet, self._note)
 
     def run(self, *argv: str, env: Mapping[str, str] = TIME_FORMAT, login: bool = False) -> ProgramAnswer:
-        """Run a program of Slurm on the login host, and return its answer, also if it fails or gives none within 60 s.
+        """Run a program of Slurm on the login host, and return its answer, also if it fails, or does not end in 60 s (code -1).
 
         env: variables that are set for it. login: in the environment of a login shell, which sbatch passes on to the job; on
         the user's own machine in that of the shell. Raises PreflightError if there is no such program, Unreachable, and what
@@ -111,14 +111,14 @@ class SlurmHost:
         return answer["stdout"]
 
     def queue(self, *options: str) -> list[SlurmJob]:
-        """List the user's jobs that are pending or run. Raises PreflightError.
+        """List the user's jobs that are pending or run. Raises PreflightError if squeue fails.
 
         options: more of squeue, such as --states=all: also jobs that have ended in the last minutes.
         """
         return slurm_answers.read_queue(self.output(*slurm_answers.QUEUE, *options))
 
     def steps(self) -> list[SlurmJob]:
-        """List the steps of the user's jobs that run. Raises PreflightError."""
+        """List the steps of the user's jobs that run. Raises PreflightError if squeue fails."""
         steps = self.output(*slurm_answers.STEPS)  # first: the job of each step that it shows is in the queue then
         return slurm_answers.read_steps(self.output(*slurm_answers.QUEUE), steps)
 
@@ -128,17 +128,17 @@ class SlurmHost:
         return answer["stdout"] if answer["code"] == 0 else ""
 
     def nodes(self) -> list[EngineNode]:
-        """List the nodes of all partitions. Raises PreflightError."""
+        """List the nodes of all partitions. Raises PreflightError if sinfo fails."""
         return slurm_answers.read_nodes(self.output(*slurm_answers.NODES))
 
     def partitions(self) -> list[SlurmPartition]:
-        """List the partitions with their limits. Raises PreflightError."""
+        """List the partitions with their limits. Raises PreflightError if scontrol fails."""
         return read_partitions(self.output(*SHOW_PARTITIONS))
 
     def job(self, number: int) -> SlurmJob | None:
         """Read a job by `scontrol show job`, which has it for some minutes after its end; None if it does not.
 
-        Raises PreflightError.
+        Raises PreflightError if scontrol fails for another reason.
         """
         answer = self.run(*slurm_answers.SHOW_JOB, str(number))
         if answer["code"] and _GONE not in answer["stderr"] + answer["stdout"]:
