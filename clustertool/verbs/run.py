@@ -445,8 +445,8 @@ class _Detached(Exception):
 def wait_for_start(call: Call, engine: Engine, job: str, grace: float) -> bool:
     """Wait until a queued job has started, with a note at each change, and return True; False if the user detaches.
 
-    The user detaches by Ctrl+D or a hangup. An interrupt, or a job that is stuck for too long, cancels the job and is raised.
-    Raises EndedBefore, after printing the log of the start.
+    The user detaches by Ctrl+D or a hangup. Raises Interrupted or Terminated after a signal, and CannotStart for a job that is
+    stuck for the join timeout, both after cancelling the job; EndedBefore after printing the log of the start.
     """
     key = DetachKey()
     key.discard_input()

@@ -303,7 +303,11 @@ class SlurmEngine(Engine):
         return {names[number]: one for number, one in sorted(found.items())}
 
     def _cancel(self, job: str, how: StopHow, note: Callable[[str], None], channels: int) -> Answers:
-        """Cancel a job, as cancel() does. note: shows a message. channels: how many of its nodes are asked at a time."""
+        """Cancel a job, as cancel() does: by scancel while it is queued, by _stop() if it runs; then wait for Slurm.
+
+        The wait is 20 s if a node has answered, else the grace and 30 s. A job that is not in the queue has ended already.
+        note: shows a message. channels: how many of its nodes are asked at a time.
+        """
         slurm = self.slurm.patient
         queued = self._find_in_queue(slurm, job)
         if queued is not None and queued.state in _QUEUED:
