@@ -90,7 +90,7 @@ class Agent(PlacingContext):
     def run(self) -> None:
         """Answer requests until the laptop closes the channel, then wait for threads.
 
-        Those that place a job or handle an image end early: without the laptop their results are of no use.
+        Those that place a job, verify the store or handle an image end early: without the laptop their results are of no use.
         """
         signal.signal(signal.SIGPIPE, signal.SIG_IGN)
         signal.signal(signal.SIGHUP, signal.SIG_IGN)

@@ -311,8 +311,8 @@ def leave(context: NodeContext, request: LeaveRequest) -> LeaveAnswer:
 def _release(record: Record, by: str, code: int, until: float) -> None:
     """Send the supervisor the request to leave, again and again until it accepts.
 
-    Raises NotFound if none lives, PreflightError if it does not answer, UsageError if it refuses. A coordinator between two
-    epochs has no answer yet, so the next epoch is waited for until `until`.
+    A coordinator between two epochs refuses it, so the next epoch is waited for until `until`. Raises NotFound after that, and
+    if no supervisor lives; PreflightError if it does not answer for 10 s; UsageError if this node may not leave.
     """
     command = cast("SupervisorRequest", {"type": "leave", "by": by, "code": code})
     answered_at = time.monotonic()

@@ -134,10 +134,11 @@ def _write_files(spec: Spec, job: int) -> None:
 
 
 def _copy_output(earlier: str, spec: Spec, job_dir: str) -> None:
-    """Copy the output of an earlier job, if it is on this node, into the one of this job. Raises PreflightError, OSError.
+    """Copy the output of an earlier job, if it is on this node, into the one of this job.
 
-    A link of the workspace may lead out of the job's directory: to the same folder as before, where nothing is to be done, or
-    to another one, where files of others could be replaced.
+    Raises PreflightError if that is outside of the job's directory, and OSError if the copy fails. A link of the workspace may
+    lead out of the job's directory: to the same folder as before, where nothing is to be done, or to another one, where files
+    of others could be replaced.
     """
     output = os.path.join(job_dir, spec["output"])
     os.makedirs(output, mode=0o755, exist_ok=True)
@@ -149,7 +150,10 @@ def _copy_output(earlier: str, spec: Spec, job_dir: str) -> None:
 
 
 def _copy_kept(earlier: str, path: str, spec: Spec, job_dir: str) -> None:
-    """Copy a file or a folder of an earlier job's directory to the same path of this one. Raises PreflightError, OSError."""
+    """Copy a file or a folder of an earlier job's directory to the same path of this one.
+
+    Raises PreflightError if that leads out of the job's directory, and OSError if the copy fails.
+    """
     target = os.path.join(job_dir, path)
     _require_inside(spec, job_dir, os.path.dirname(path))
     os.makedirs(os.path.dirname(target), mode=0o755, exist_ok=True)
