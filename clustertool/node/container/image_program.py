@@ -35,10 +35,11 @@ def run(
     feed: Optional[Stream] = None,
     drain: Optional[Stream] = None,
 ) -> str:
-    """Run a program, and return its stdout. Raises DispatchError with the last line of its stderr, or what `check` raises.
+    """Run a program, and return its stdout.
 
-    The program has ended by then. check: called ten times a second. feed writes its stdin, or drain reads its stdout, in a
-    thread. In a thread of the agent there is progress as long as the program reads, writes or computes.
+    Raises what `check` raises, and DispatchError if it cannot start, or fails: with the last line of its stderr. The program
+    has ended by then. check: called ten times a second. feed writes its stdin, or drain reads its stdout, in a thread. In a
+    thread of the agent there is progress as long as the program reads, writes or computes.
     """
     inner = outer = -1  # of the stream: the program's end, and ours
     if feed:

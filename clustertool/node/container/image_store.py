@@ -293,9 +293,9 @@ def _write_archive(store: Store, release: str, file: BinaryIO) -> None:
 
 @contextlib.contextmanager
 def _room_required(program: str, runtime: str, root: str, need: int = 0) -> Iterator[None]:
-    """Require `need` bytes where the runtime keeps images; if the disk fills up in the body, add the free ones to the error.
+    """Require `need` free bytes where the runtime keeps images; add the free ones to an error of the body for a full disk.
 
-    Raises DispatchError.
+    Raises DispatchError if fewer are free.
     """
     place = root
     if runtime != APPTAINER:

@@ -159,10 +159,11 @@ class RankContainers:
         self._conmon = ""
 
     def prepare(self) -> None:
-        """Make what containers need of the user: a folder for HOME, podman's process and conmon script, accounts for docker.
+        """Make what containers need of the user: a folder for HOME, and what their runtime needs.
 
-        It comes before this process is a subreaper: the first command of rootless podman leaves a process for all containers of
-        the user, which must not become a child of this job. Raises PreflightError.
+        For rootless podman a process of it, for podman in a step of Slurm a conmon script, for docker accounts. It comes before
+        this process is a subreaper: the first command of rootless podman leaves a process for all containers of the user, which
+        must not become a child of this job. Raises PreflightError if the folder cannot be made.
         """
         if not self._container:
             return
