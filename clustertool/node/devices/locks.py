@@ -159,7 +159,10 @@ def _open_shared(path: str) -> int:
 
 
 def _make(content: Mapping[str, Any]) -> DeviceLock:
-    """Create a lock's file with this content, readable for others only once it is locked and whole. Raises PreflightError."""
+    """Create a lock's file with this content, readable for others only once it is locked and whole.
+
+    Raises PreflightError if /tmp cannot be written.
+    """
     end = time.monotonic() + _PATIENCE
     while True:
         path = os.path.join(_TMP, f"{_PREFIX}{os.getuid()}-{os.urandom(8).hex()}")

@@ -217,7 +217,10 @@ def _read_card(nvml: Library, index: int, full: bool) -> Card:
 
 
 def _read_load(nvml: Library, ask: _Asker, handle: Handle) -> Card:
-    """Read what changes from second to second: memory, utilisation, temperature, power and processes."""
+    """Read what changes from second to second; None for what is not known.
+
+    That is memory, utilisation, temperature, power in W and processes.
+    """
     memory = _memory(nvml, ask, handle)
     rates = ask(nvml.nvmlDeviceGetUtilizationRates, handle)
     power = ask(nvml.nvmlDeviceGetPowerUsage, handle)
@@ -256,7 +259,7 @@ def _processes(nvml: Library, ask: _Asker, handle: Handle) -> List[Dict[str, Any
 
 
 def _read_state(nvml: Library, ask: _Asker, handle: Handle) -> Card:
-    """Read the model, the UUID, limits, throttling, ECC errors and modes of a card."""
+    """Read the model, the UUID, limits, throttling, ECC errors and modes of a card; None, "" or [] for what is not known."""
     reasons = ask(nvml.nvmlDeviceGetCurrentClocksEventReasons, handle)
     if reasons is None:  # drivers before 535
         reasons = ask(nvml.nvmlDeviceGetCurrentClocksThrottleReasons, handle)
