@@ -28,7 +28,7 @@ def clean(node: NodeContext, request: CleanRequest) -> CleanAnswer:
     """Remove the ended jobs that the request names, or all, if they are older than its limit.
 
     Answers {removed: ids, running: ids of jobs of which something lives, freed: bytes, kept: {id: (error, fix)} of jobs that
-    stay}. Jobs in `spare` are left out. With `dry` nothing is removed.
+    stay}. Jobs in `spare` are left out. With `dry` they are only listed.
     """
     removed: List[str] = []
     running: List[str] = []

@@ -64,7 +64,10 @@ class Descendants:
         return any(pid not in self.spare for pid in processes.children(self.head.pid))
 
     def update(self) -> None:
-        """Find and record members that are new since the last sample; cheap enough for twice a second."""
+        """Find and record members that are new since the last sample.
+
+        If the members have more than 100 threads in all, only new pids are read: this is called twice a second.
+        """
         found = (processes.stat(pid) for pid in self._members)
         if sum(member.threads for member in found if member) > _FEW:
             self._add_newcomers()

@@ -76,7 +76,7 @@ class Follower:
     def _open_events(self, until: float) -> int:
         """Open the file of events and return its descriptor. If a program has removed it, wait 3 s until it is put back.
 
-        Raises NotFound, also for a job that was never started here.
+        Raises NotFound after that, and at once for a job that was never started here.
         """
         while True:
             with contextlib.suppress(FileNotFoundError):
@@ -230,7 +230,7 @@ class Follower:
                     yield {**header, "t": t - self._skew}, data
 
     def _orphaned(self) -> bool:
-        """Check whether supervisor and guard have ended without a last event; once True, it stays True.
+        """Check whether no event can follow: supervisor and guard have ended (Record.is_abandoned()). Once True, it stays True.
 
         Tests that each 0.5 s, or 3 s for the record of another node, whose files it refreshes; meanwhile returns the last
         result.

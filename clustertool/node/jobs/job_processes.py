@@ -83,7 +83,8 @@ class JobProcesses:
     def process(self, kind: str, own: Optional[CaretakerRecord] = None) -> Optional[Process]:
         """Return the newest process of a kind (supervisor, guard, gauge), alive or not.
 
-        None if none is recorded, or another boot has recorded it. own: what own() returns, if the caller has it.
+        None if none is recorded, or it is of another boot or process id namespace. own: what own() returns, if the caller has
+        it.
         """
         own = self.own() if own is None else own
         found = own.caretakers.get(kind)

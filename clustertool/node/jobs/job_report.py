@@ -78,7 +78,7 @@ def report(node: NodeContext, request: requests.ReportRequest) -> answers.Report
 
 
 def tail(node: NodeContext, request: requests.TailRequest) -> answers.TailAnswer:
-    """Read the last lines of one log, as the request demands; "" if it cannot be read."""
+    """Read the last lines of one log, as the request demands: {text}, "" if it cannot be read."""
     with files.closing(files.open_job_dir(record_of(node, request["job"]).paths.dir)) as job:
         with contextlib.suppress(OSError):
             return {"text": last_lines(job, request["log"], request["lines"])}
@@ -86,7 +86,7 @@ def tail(node: NodeContext, request: requests.TailRequest) -> answers.TailAnswer
 
 
 def list_files(node: NodeContext, request: requests.JobRequest) -> answers.FilesAnswer:
-    """Map the name of each file below a job's log/ to its size in bytes; links and saved parts of logs are left out.
+    """List the files below a job's log/: {files: {name: bytes}}; links and saved parts of logs are left out.
 
     Includes folders of restarts. The names are relative to log/.
     """

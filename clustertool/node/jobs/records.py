@@ -248,9 +248,9 @@ class Record(JobProcesses):
 def find(root: str, entry: str, hostname: str, job: str = "", exact: bool = False) -> List[Record]:
     """Find the records of this node below ROOT_DIR, newest first. entry: how conf.py names this node, user@host:port.
 
-    Other nodes may see the same ROOT_DIR: a node's own record is the one made for its entry, or else for its host name. job:
-    what a user calls the jobs (see can_mean()), "" for all; exact: an id. Removes stale entries of the ledger, and restores
-    markers.
+    Other nodes may see the same ROOT_DIR: a node's own record is the one made for its entry, or else for its host name, or in
+    ROOT_DIR itself for none. job: what a user calls the jobs (see can_mean()), "" for all; exact: an id. Removes stale entries
+    of the ledger, and restores markers.
     """
     own: List[Record] = []
     by_name: Dict[str, Record] = {}
