@@ -171,7 +171,8 @@ def place_task(
     """Create a task's function that places a job, answers, waits for an order, and removes the job unless it is to keep it.
 
     patience: seconds without a step of the work, after which it has failed. finish: called after the placing; it may raise
-    ClustertoolError. A directory that an earlier run left is removed only if the job may be placed there again.
+    ClustertoolError. A directory that an earlier run left is not removed: of that, claims are taken back if the job may be
+    placed there again.
     """
 
     def body(orders: int, answer: int) -> None:

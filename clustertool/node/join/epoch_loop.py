@@ -116,10 +116,10 @@ class EpochLoop:
         return MemberPlace(spec["node"], address)
 
     def _take_next(self, store: StoreMeeting, place: MemberPlace) -> MemberPlace:
-        """Campaign in the store for the next epoch, as the coordinator of the last one or of the start.
+        """Campaign for the next epoch in the store, as the coordinator of the last one or of the start; return the new place.
 
-        Returns this member's place. Its address is "" if another member coordinates the epoch, or if this one has lost its
-        lease and gives up. Raises NodeLost where the store is not reached at the start.
+        Its address is "" if it does not win: another member coordinates the epoch, its lease has ended, so that it gives up, or
+        the store does not answer within LOSS_TIMEOUT. Raises NodeLost in the latter case at the start.
         """
         if self._node.known >= 0 and not self._continues:  # its lease has ended: other members may be quicker
             store.give_up()

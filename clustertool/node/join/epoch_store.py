@@ -229,7 +229,10 @@ class StoreMeeting:
         raise NodeLost(what, "check the servers of --elastic-server from this node")
 
     def ranks_deadline(self, coordinates: bool) -> Callable[[], float]:
-        """Create the function that returns by when this node's ranks must be dead, as the store decides (CLOCK_BOOTTIME)."""
+        """Create the function that returns by when this node's ranks must be dead, as the store decides (CLOCK_BOOTTIME).
+
+        That is 0.0 once the epoch is outdated there.
+        """
 
         def end() -> float:
             view = self.view

@@ -268,7 +268,10 @@ class JoinCoordinator:
         self._report.waiting(present, wanted, missing, where, join.names)
 
     def _give_order(self, action: decisions.Order) -> None:
-        """Send an order to each other machine, and begin it, or do it, here."""
+        """Send an order to each other machine, and begin it here, or do it, if it is an undo.
+
+        A launch is only sent: _coordinate() does this machine's part.
+        """
         self._asked_at = now = time.time()
         if action.kind in ("probe", "launch", "undo"):
             self._send_each(lambda node: {"type": action.kind, "round": action.round, "now": now})

@@ -37,7 +37,7 @@ class JoinEngine:
     removes_bundle = False
 
     def run(self, join: JoinFile, work: Callable[[JoinReport], int], report: JoinReport) -> int:
-        """Run `work`, which joins and returns the exit code, with this report. Raises what it raises."""
+        """Call `work`, which joins, with this report, and return its exit code. Raises what it raises."""
         return work(report)
 
     def require_private(self, info: os.stat_result, path: str) -> None:

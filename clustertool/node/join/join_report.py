@@ -52,7 +52,10 @@ class JoinReport:
             return 70
 
     def waiting(self, present: int, nnodes: int, missing: Sequence[int], where: str, names: Sequence[str]) -> None:
-        """Report which machines are missing. missing: indices. names: of all machines, where an engine names them."""
+        """Report how many of `nnodes` machines have joined, and which are missing.
+
+        missing: indices. where: the coordinator's endpoint. names: of all machines, where an engine names them.
+        """
         known = [names[index] for index in missing if index < len(names)]
         lacking = f"; missing: {some(known) if known else 'index ' + ', '.join(map(str, missing))}" if missing else ""
         text = f"{present} of {nnodes} nodes have joined{lacking}"

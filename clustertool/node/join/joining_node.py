@@ -149,7 +149,7 @@ class JoiningNode:
 
     @property
     def stopped(self) -> Optional[ClustertoolError]:
-        """The error that stands for a stop by the user, between two epochs."""
+        """The error that stands for a stop by the user between two epochs; None without one."""
         return self.record.stopped if self.record is not None else None
 
     def probe(self, address: str) -> None:

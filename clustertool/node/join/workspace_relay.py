@@ -131,7 +131,7 @@ class WorkspaceRelay:
         return done
 
     def _handle_report(self, report: Header, now: float) -> bool:
-        """Handle a report, and return whether it ends an order: the relay is ready, or has all parts.
+        """Handle a report, and return whether it ends an order: the relay is ready, or has all parts and is no helper.
 
         Raises the error of a failed relay.
         """

@@ -18,8 +18,8 @@ def link_output(spec: Spec, volume: str, umask: int) -> None:
     """Make this node's folder on the volume, and replace the output folder in the job's directory by a link to it.
 
     The folder is JOB<id> for node 0, and JOB<id>-node<n> for the others: each node has an output of its own. umask: of the
-    ranks. What the workspace has in the output folder is copied to the volume. A link of the workspace stays. Raises
-    PreflightError if the volume cannot be written.
+    ranks. What the workspace has in the output folder is copied to the volume. If it is a link, of the workspace, nothing is
+    done. Raises PreflightError if the volume cannot be written.
     """
     node = spec["node"]
     target = os.path.join(volume, folder_of(spec["job"]) + (f"-node{node}" if node else ""))
