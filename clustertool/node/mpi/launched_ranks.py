@@ -110,14 +110,17 @@ class LaunchedRanks:
         return {**process, "argv": ["/bin/sh", "-c", text]}
 
     def rank_variables(self, role: str) -> Dict[str, str]:
-        """Return the variables of each rank on this node: its folder for shared memory, by the names of Open MPI 4 and 5."""
+        """Return the variables of each rank on this node: its folder for shared memory, by the names of Open MPI 4 and 5.
+
+        {} for another role.
+        """
         if not self.starts(role) or not self._folders:
             return {}
         names = ("OMPI_MCA_btl_vader_backing_directory", "OMPI_MCA_btl_sm_backing_directory")
         return dict.fromkeys(names, self._folders["memory"])
 
     def daemon_of(self, host: str) -> Key:
-        """Return the key of the daemon on the node that mpirun's hostfile names `host`. Raises NotFound."""
+        """Return the key of the daemon on the node that mpirun's hostfile names `host`. Raises NotFound for another name."""
         if host not in self._daemons:
             raise NotFound(f"mpirun wants to start a daemon on {host!r}, which is no node of this job", _FIX)
         return self._daemons[host]
