@@ -198,11 +198,12 @@ class Store:
             yield
 
     def prune(self) -> None:
-        """Remove old releases and images, pieces that only those releases needed, and incomplete files older than an hour.
+        """Remove old releases and images, then pieces that no release needs, and incomplete files older than an hour.
 
-        The four newest releases stay, and those of queued jobs; a job that has started has its own copy. Of images stay those
-        of these releases, and those that were used in the last seven days. Does nothing if the store is in use. Where the file
-        system has no locks, other dispatches may be running: then pieces younger than an hour stay. Ignores OSError.
+        If no release is old, pieces stay. The four newest releases stay, and those of queued jobs; a job that has started has
+        its own copy. Of images stay those of these releases, and those that were used in the last seven days. Does nothing if
+        the store is in use. Where the file system has no locks, other dispatches may be running: then pieces younger than an
+        hour stay. Ignores OSError.
         """
         names = _by_age(self.releases)
         with contextlib.suppress(OSError), _lock(self.releases, fcntl.LOCK_EX | fcntl.LOCK_NB) as locked:
@@ -348,7 +349,8 @@ class WrongPiece(Exception):
 def _unpack(store: Store, rows: Sequence[manifest.Row], target: str) -> None:
     """Write the files, folders and links of a release below `target`, with modes and times; folders get theirs last.
 
-    Raises WrongPiece, OSError.
+    Raises WrongPiece for a damaged pack, DispatchError for a path that leads out of it, and OSError if a file cannot be read or
+    written.
     """
     folders = [row[1:] for row in rows if row[0] == "d"]
     for path, _, _ in folders:

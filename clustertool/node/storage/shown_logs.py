@@ -84,7 +84,7 @@ def is_of_job(path: str, job: str = "") -> bool:
 
 
 def clear(folder: str, job: str = "") -> None:
-    """Remove links to jobs from a folder, and rename other files with names of logs to *.old; leave links to `job`.
+    """Of what has the name of a log in a folder, remove links to jobs, except to `job`, and rename the rest to *.old.
 
     Another node may put links to `job` there at the same time: they stay, too. Raises OSError.
     """
