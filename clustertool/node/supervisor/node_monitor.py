@@ -157,7 +157,7 @@ class UsageRecorder:
     def _record_usage(self, t: float, members: Sequence[Process], ranks: Sequence[Running]) -> None:
         """Sample and write a line with the usage of machine, ranks and cards; read the progress of ranks from their logs.
 
-        Sets the pause to the next sample: at least 2 s, and 500 times its CPU time.
+        Sets the pause to the next sample: 500 times its CPU time, 2 s at least.
         """
         began = time.thread_time()
         line = self._sampler(t, members, ranks)
@@ -368,7 +368,10 @@ class CardMonitor:
         self.pid = 0
 
     def _start(self) -> None:
-        """Fork the monitor, connected by a socket pair, add it to the descendants, and record it. Raises OSError."""
+        """Fork the monitor, connected by a socket pair, add it to the supervisor's spared children, and record it.
+
+        Raises OSError.
+        """
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             parent = os.getpid()

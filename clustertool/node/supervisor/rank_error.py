@@ -84,9 +84,9 @@ def remove_file(job: int, role: str, rank: int) -> None:
 
 
 def read_file(job: int, role: str, rank: int, secrets: Iterable[str]) -> str:
-    """Read the first line of the exception in a rank's error file, shortened, without the values of `secrets`.
+    """Read the first line of the exception in a rank's error file, without the values of `secrets`.
 
-    "" if there is no file, or it has another form or more than 1 MiB.
+    It has 300 characters at most; "" if there is no file, or it has another form or more than 1 MiB.
     """
     try:
         with files.closing(files.open_read(job, JobPaths.error_file(role, rank))) as fd:

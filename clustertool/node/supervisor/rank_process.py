@@ -43,11 +43,12 @@ def allocation_variables(environ: Mapping[str, str]) -> Dict[str, str]:
 
 
 def environment(spec: RankSurroundings, rank: ProcessCommand, attempt: int, own: Mapping[str, str]) -> Dict[str, str]:
-    """Build the environment of a rank: the base of the node, login or allocation, the plan's variables, and the secrets.
+    """Build the environment of a rank: a base out of `own`, the plan's variables, and the secrets.
 
-    conf.py's paths stand in front of the node's own PATH and LD_LIBRARY_PATH; PRELUDE is added. A launcher (`apart`) gets no
-    variable of a scheduler, and nothing that only ranks have. In mode mpi, neither it nor its ranks have variables of MPI from
-    the base: Open MPI would send those of its own node to all nodes.
+    The base is allocation_variables() for an engine, inherited_variables() on the user's machine, else login_variables().
+    conf.py's paths stand in front of its PATH and LD_LIBRARY_PATH; PRELUDE is added. A launcher (`apart`) gets no variable of a
+    scheduler, and nothing that only ranks have. In mode mpi, neither it nor its ranks have variables of MPI from the base: Open
+    MPI would send those of its own node to all nodes.
     """
     base = allocation_variables if spec.get("engine") else inherited_variables if spec["here"] else login_variables
     apart = rank.get("apart", False)

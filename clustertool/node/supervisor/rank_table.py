@@ -174,7 +174,10 @@ class LocalRank:
 
     @property
     def state(self) -> RankState:
-        """The state of the rank, as model/job/state computes it from the events."""
+        """The state: RUNNING or FROZEN with a process, RUNNING too before its end is judged, WAITING before its start.
+
+        Else STOPPED, FAILED or DONE, by its exit.
+        """
         if self.pid:
             frozen = processes.stopped(processes.identify(self.main) or processes.Process(self.main, 0))
             return RankState.FROZEN if frozen else RankState.RUNNING

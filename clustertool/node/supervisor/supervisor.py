@@ -82,7 +82,10 @@ class NodeResources:
         self._touched_at = time.monotonic()  # the file of the claims
 
     def reserve(self) -> None:
-        """Reserve the node's ports, and its devices unless an engine allocates them. Raises PreflightError if one is in use."""
+        """Reserve the node's ports, check that they are free, and lock its devices unless an engine allocates them.
+
+        Raises PreflightError if one is in use.
+        """
         processes = self._spec["processes"]
         each = [process["ports"] for process in processes]
         others = [port for its in each for port in its[1:]]
