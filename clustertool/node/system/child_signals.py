@@ -52,7 +52,7 @@ class Signals:
         self.wake = self._ours.fileno()
 
     def turn(self) -> List[EndRequest]:
-        """Read the signals that came, and empty `wake`: return the requests to end, in their order, and set for_ranks.
+        """Read the signals that came, and empty `wake`: return a list of the requests to end, and set for_ranks.
 
         A signal for ranks whose sender signals all processes of the job is left out.
         """
