@@ -84,7 +84,7 @@ def is_of_job(path: str, job: str = "") -> bool:
 
 
 def clear(folder: str, job: str = "") -> None:
-    """Of what has the name of a log in a folder, remove links to jobs, except to `job`, and rename the rest to *.old.
+    """Remove links to jobs, except to `job`, from names of logs in a folder, and rename others with such names to *.old.
 
     Another node may put links to `job` there at the same time: they stay, too. Raises OSError.
     """
