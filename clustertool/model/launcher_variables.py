@@ -53,7 +53,7 @@ def of_task(name: str) -> bool:
 
 
 def cpus_of_task(environ: Mapping[str, str]) -> Optional[int]:
-    """Read how many CPUs of this node a scheduler's task has; None if that is not known."""
+    """Read SLURM_CPUS_ON_NODE, how many CPUs of this node a scheduler's task has; None if that is not known."""
     text = environ.get("SLURM_CPUS_ON_NODE", "")
     return int(text) or None if text.isdecimal() else None
 
