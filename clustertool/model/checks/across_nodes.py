@@ -23,7 +23,7 @@ def drift(facts: ByNode, asked: Mapping[int, Tuple[float, float]]) -> List[Findi
 
 
 def _clocks(facts: ByNode, asked: Mapping[int, Tuple[float, float]]) -> List[Finding]:
-    """Compare the clock of each node in `asked` with the median of all and the laptop's; of one node with the laptop's.
+    """Compare the clock of each node in `asked` with the median of theirs and the laptop's; a single one with the laptop's.
 
     A difference of more than SKEW and the error of its estimate is a warning. If the median itself is so far from the laptop's
     clock, the nodes that agree with it get a warning about the laptop's; otherwise they are ok.
