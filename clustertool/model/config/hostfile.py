@@ -70,9 +70,9 @@ def _read_line(line: str, where: str) -> Tuple[str, Optional[int]]:
 
 
 def _read_name(name: str) -> Tuple[str, str]:
-    """Split host:slots, [IPv6]:slots, or a host alone into host and slots, "" if it has none; ":" for `host:`, an error.
+    """Split host:slots, [IPv6]:slots, or a host alone into host and slots, "" if it has none.
 
-    A user@ stays with the host.
+    The slots of `host:` are ":", which is no number. A user@ stays with the host.
     """
     end = max(name.rfind("]"), name.rfind("@")) + 1
     if name.count(":", end) > 1:
@@ -169,7 +169,7 @@ def entries_for(hosts: Sequence[Host], asked: Sequence[Host]) -> Tuple[Host, ...
 
 
 def matches_entry(name: Host, entry: Host) -> bool:
-    """Check whether a name of --ips means this entry of HOSTS.
+    """Check whether a name of --ips means this entry of HOSTS, by its host, address or display name.
 
     The entry may have a user and a port that the name does not have.
     """
