@@ -201,7 +201,10 @@ class Scheduler:
         return {node: member.why_alone for node, member in self.members.items() if member.why_alone}
 
     def unsent(self) -> int:
-        """Estimate how many bytes the laptop still has to send."""
+        """Estimate how many bytes the laptop still has to send.
+
+        They are of pieces that no node has, and of those that a node gets only from the laptop.
+        """
         first = sum(self._sizes[piece] for piece in self._missing) if self._relays else 0
         return first + sum(self._sizes[piece] for one in self.members.values() if one.open for piece in one.direct)
 
@@ -320,7 +323,7 @@ class Scheduler:
         return self._actions(now, *self._send_new_sources(member, now))
 
     def tick(self, now: float) -> List[Action]:
-        """Give up nodes that take or report nothing for 20 s, or that the pieces cannot reach which only nodes have.
+        """Give up nodes that take or report nothing for 20 s, and if the laptop has no pieces those that no node can serve.
 
         Marks slow nodes, and sends beats every 5 s to nodes with nothing on its way. Returns these actions, and what to send
         next. Call it several times a second.

@@ -6,7 +6,7 @@ from typing import Iterable, List, Set
 
 
 def degree(count: int) -> int:
-    """Return how many sources a node has at a time: fewer if there are many nodes, since each costs a handshake."""
+    """Return how many sources a node has at a time: 3, or 2 among more than 16 nodes, since each costs a handshake."""
     return 3 if count <= 16 else 2
 
 
