@@ -42,7 +42,7 @@ class EarlierJob:
 
     @property
     def nodes(self) -> Tuple[int, ...]:
-        """The nodes that have something of it to copy."""
+        """The nodes that have an output of it, or a file of --keep, ascending."""
         return tuple(sorted({*self.with_output, *(node for _, nodes in self.kept for node in nodes)}))
 
     def kept_on(self, node: int) -> Tuple[str, ...]:

@@ -122,12 +122,12 @@ class JobStatus:
 
     @property
     def coordinator(self) -> int:
-        """The node that coordinates the job."""
+        """The node that coordinates the job, as the headers of nodes name it: see EpochHeaders.newest."""
         return self._headers.newest
 
     @property
     def elastic(self) -> bool:
-        """Whether the job may go on with other nodes."""
+        """Whether the job is elastic: a header names the coordinator."""
         return self._headers.elastic
 
     @property
@@ -494,7 +494,7 @@ class JobStatus:
         self._outcomes[here.index] = min(found, self._outcomes.get(here.index, found), key=lambda one: one[0])
 
     def _order(self, weighed: _Weighed) -> Tuple[int, bool, bool, int]:
-        """Compute the sort key of an outcome; the least one counts."""
+        """Compute the sort key of an outcome, see _note_outcome(); the least one counts."""
         (weight, succeeded, node), _ = weighed
         return weight, node != self.coordinator, succeeded, node
 
