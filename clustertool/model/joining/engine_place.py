@@ -68,7 +68,7 @@ _PLACES: Dict[str, Callable[[JoinFile, Mapping[str, str]], EnginePlace]] = {"slu
 
 
 def join_timeout_of(given: Optional[float], engine: str = "") -> float:
-    """Return the seconds for the joining: those given, else the default for the engine.
+    """Return the seconds for the joining: those given, else 120 with slurm and 600 with another engine or none.
 
     given: JOIN_TIMEOUT of conf.py, None if it is not set. engine: starts the machines.
     """

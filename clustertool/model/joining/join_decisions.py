@@ -251,8 +251,8 @@ def decide(state: JoinState, event: Event) -> Step:
 def _on_offered(state: JoinState, event: Offered) -> Step:
     """Add a machine that offers itself, and begin once all are there; its earlier connection is dropped.
 
-    Refused are another code or number of nodes, the index of a connected machine, and an offer after the gathering. An elastic
-    job takes any number of nodes, and drops late offers and those of a machine that has rebooted: they come again.
+    A machine is refused with another code or number of nodes, with the index of a connected machine, and after the gathering.
+    An elastic job takes any number of nodes, and drops late offers and those of a machine that has rebooted: they come again.
     """
     offer, own = event.offer, state.own
     if _member(state, event.connection) is not None:

@@ -79,7 +79,7 @@ class Standing(Enum):
 
 
 def beat(loss_timeout: float) -> float:
-    """Compute the seconds between two requests that confirm the epoch."""
+    """Compute the seconds between two requests that confirm the epoch: a quarter of the loss timeout, at most 1."""
     return min(1.0, loss_timeout / 4)
 
 
