@@ -19,7 +19,10 @@ _FIX = "start the bundle by a manifest of clustertool: export --engine kubernete
 
 
 def pod_node(environ: Mapping[str, str]) -> int:
-    """Return the number of the node that this pod is, by its variables. Raises UsageError if they are not set."""
+    """Return the number of the node that this pod is: that of its role's first node, and its index in the role.
+
+    Raises UsageError if one of their variables is not set, or no number.
+    """
     index = INDEX if INDEX in environ else _OPERATOR_INDEX
     return _number_of_variable(environ, FIRST_NODE) + _number_of_variable(environ, index)
 
