@@ -170,7 +170,7 @@ def _node_names(plan: Plan) -> List[str]:
 
 
 def _common(processes: Tuple[PlannedProcess, ...]) -> dict[str, str]:
-    """Collect variables that are the same in all processes of a node: long endpoint lists travel once."""
+    """Collect the variables that have the same value in all ranks of a node; {} without ranks. Long lists then travel once."""
     shared = [set(process.env) for process in processes if not process.launches]
     return dict(sorted(set.intersection(*shared))) if shared else {}
 

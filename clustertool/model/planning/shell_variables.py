@@ -100,7 +100,10 @@ def front_end_machines(environ: Mapping[str, str]) -> tuple[str, int]:
 
 
 def _in_rank(environ: Mapping[str, str]) -> bool:
-    """Check whether this shell is in a process that a launcher has started as a rank."""
+    """Check whether this shell is in a process that a launcher has started as a rank.
+
+    It is if RANK and LOCAL_RANK are set, or a variable for the rank of clustertool or of Paddle's launcher.
+    """
     torchs = environ.get("RANK") and environ.get("LOCAL_RANK")
     return bool(torchs or any(environ.get(f"{name}_RANK") for name in ("CLUSTERTOOL", "PADDLE_LOCAL", "PADDLE_GLOBAL")))
 
