@@ -230,9 +230,9 @@ def read_settings(
 
 
 def _read_source(values: Values, error: ErrorKind, place: Place) -> Dict[str, Any]:
-    """Read and check the settings of one source. Raises `error`: also for the key `login`, unless the source is conf.py.
+    """Read and check the settings of one source. place: returns how a message names a setting.
 
-    place: returns how a message names a setting.
+    Raises `error` for an unknown key, a wrong value, and for the key `login`, unless the source is conf.py.
     """
     if "login" in values and error is not ConfigError:
         raise error(f"{place('login')} {values['login']!r} is not possible", "login is a key of SLURM in conf.py")

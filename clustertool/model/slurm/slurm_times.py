@@ -51,7 +51,10 @@ def kill_wait(config: str) -> Optional[int]:
 
 
 def longest_grace(limit: int) -> float:
-    """Return the longest grace (seconds) with which supervisors record the end before `limit`, KillWait, is over."""
+    """Return the longest grace (seconds) with which supervisors record the end before `limit`, KillWait, is over.
+
+    It is 5 s shorter than this, but at least half of it.
+    """
     return max(limit - _RECORDING, limit / 2)
 
 
