@@ -50,7 +50,10 @@ def is_relay_report(header: Mapping[str, object]) -> bool:
 
 
 def frame_limit(header: Mapping[str, object]) -> int:
-    """Return how many bytes the header of a frame that answers no request may have: more for events and reports of a relay."""
+    """Return how many bytes the header of a frame that answers no request may have.
+
+    2 MiB for events and reports of a relay, else 32 KiB.
+    """
     return STREAM if header.get("type") == "events" or is_relay_report(header) else _SHORT
 
 
