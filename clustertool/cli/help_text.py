@@ -20,7 +20,10 @@ _DURATION = "DURATION is a number of seconds, or numbers with the units ms, s, m
 def overview(
     about: str, verbs: Sequence[Verb], common: Sequence[Opt], examples: Sequence[tuple[str, str]], width: int
 ) -> str:
-    """Format the help of the program: usage, commands by purpose, examples, options. examples: (command, what it does)."""
+    """Format the help of the program: usage, `about`, commands by purpose, examples, options; lines of at most 120 columns.
+
+    A command has its help up to the first semicolon. examples: (command, what it does). width: columns, if fewer than 120.
+    """
     parts = ["usage: clustertool COMMAND [options]", _fill(about, width)]
     for purpose in dict.fromkeys(verb.purpose for verb in verbs):
         rows = [(verb.name, _before_semicolon(verb.help)) for verb in verbs if verb.purpose == purpose]

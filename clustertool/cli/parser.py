@@ -52,7 +52,11 @@ def read(argv: Sequence[str], verbs: Sequence[Verb], common: Sequence[Opt], help
 
 
 def find(name: str, verbs: Sequence[Verb], options: Sequence[Opt] = ()) -> Verb:
-    """Return the verb with this name. Raises UsageError for another name, with a suggestion (options: those of the program)."""
+    """Return the verb with this name.
+
+    Raises UsageError for another name, with what is probably meant, if it is similar or another tool's name for a verb, or one
+    of `options`, those of the program.
+    """
     for verb in verbs:
         if verb.name == name:
             return verb

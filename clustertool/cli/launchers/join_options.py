@@ -100,7 +100,10 @@ def etcd_urls(typed: JoinOptions) -> tuple[str, ...]:
 
 
 def is_first_of_meeting(typed: JoinOptions, nodes: tuple[int, int] | None) -> bool:
-    """Check for fleetrun's form of the first machine: --nnodes N above 1, without a machine, a rank or a rendezvous."""
+    """Check for fleetrun's form of the first machine: --nnodes N from 2 to 10,000, without a machine, a rank or a rendezvous.
+
+    False for MIN:MAX. The rank -1 counts as none.
+    """
     torchrun = typed.rdzv_id or typed.rdzv_backend or typed.rdzv_conf
     if typed.named or typed.rank not in _NO_RANK or torchrun or nodes is None:
         return False

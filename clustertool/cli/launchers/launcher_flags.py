@@ -96,7 +96,10 @@ def _long_name(names: str) -> str:
 
 
 def _nnodes(launch: Launch, value: str) -> None:
-    """Store the least and the greatest number of nodes, of N or MIN:MAX. Raises UsageError."""
+    """Store the least and the greatest number of nodes, of N or MIN:MAX.
+
+    Raises UsageError for another form, for 0, and for a MIN above MAX.
+    """
     match = re.fullmatch(r"(\d{1,5})(?::(\d{1,5}))?", value)
     low, high = (int(match[1]), int(match[2] or match[1])) if match else (0, 0)
     if not 0 < low <= high:
@@ -154,7 +157,7 @@ def _store_nodes(launch: Launch, option: str, listed: tuple[Listed, ...]) -> Non
 
 
 def _total(launch: Launch, value: str) -> None:
-    """Store the number of trainers on all nodes. Raises UsageError."""
+    """Store the number of trainers on all nodes. Raises UsageError if it is not from 1 to 1,000,000."""
     total = whole(value, 1, _MOST)
     if total is None:
         raise UsageError(f"-np {value!r} is no number of trainers", f"-np 4: on all nodes together, 1 to {_MOST}")
@@ -162,7 +165,7 @@ def _total(launch: Launch, value: str) -> None:
 
 
 def _start_port(launch: Launch, value: str) -> None:
-    """Store the first port, as a text. Raises UsageError."""
+    """Store the first port, as a text. Raises UsageError if it is not from 1 to 65535."""
     if whole(value, 1, HIGHEST_PORT) is None:
         raise UsageError(f"--start_port {value!r} is not a port", f"a number from 1 to {HIGHEST_PORT}")
     launch.start_port = value

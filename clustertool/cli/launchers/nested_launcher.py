@@ -110,7 +110,10 @@ def find(argv: Sequence[str], nodes: int) -> Inner | None:
 
 
 def _find_launcher(rest: Sequence[str], nodes: int) -> Inner | None:
-    """Find the launcher, its options and its program in a command, also as python -m MODULE; None for another program."""
+    """Find the launcher, its options and its program in a command, also as python -m MODULE; None for another program.
+
+    accelerate counts only with `launch`. llamafactory-cli train is returned without options and program.
+    """
     shown, arguments = os.path.basename(rest[0]), list(rest[1:])
     name = shown
     if _PYTHON.fullmatch(name) and "-m" in arguments:
@@ -196,7 +199,10 @@ def _split_environ(argv: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def _parse_familiar(shown: str, arguments: list[str]) -> Inner:
-    """Parse the arguments of torchrun or fleetrun as clusterrun does; without options and program if they are wrong."""
+    """Parse the arguments of torchrun or fleetrun as clusterrun does; without options and program if they are wrong.
+
+    `joins` is set if they name where several machines meet, or more than one node.
+    """
     try:
         launch = foreign_options.read(arguments, ())
     except UsageError:

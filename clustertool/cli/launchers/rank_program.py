@@ -120,7 +120,10 @@ def _build_order(values: Dict[str, str], how: str, arguments: List[str]) -> Rank
 
 
 def _number_of_option(values: Mapping[str, str], name: str, most: int) -> int:
-    """Parse the value of an option as a number from 1 to `most`, 0 where it is not given. Raises UsageError."""
+    """Parse the value of an option as a number from 1 to `most`; 0 where it is not given or empty.
+
+    Raises UsageError for another value.
+    """
     text = values.get(name, "")
     number = whole(text, 1, most) if text else 0
     if number is None:
