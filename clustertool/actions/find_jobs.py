@@ -207,7 +207,10 @@ def _correct_part(part: NodePart, known: Description | None, over: bool) -> Node
 
 
 def _entry_without_record(job: str, known: Description) -> ListedJob:
-    """Build the entry of a job of which no node has a record from the engine's description."""
+    """Build the entry of a job of which no node has a record from the engine's description, with this user as its owner.
+
+    Its state is SUCCEEDED if it has ended with code 0, else what UNRECORDED has for the engine's state.
+    """
     ended = known.state is EngineState.ENDED
     code = known.cause[1] if known.cause is not None and ended else None
     state = JobState.SUCCEEDED if code == 0 else UNRECORDED[known.state]

@@ -305,7 +305,10 @@ class JobFollower:
         self._follow(self.fleet.agents, self.fleet.failed)
 
     def _follow(self, nodes: Iterable[int], failed: Mapping[int, ClustertoolError]) -> None:
-        """Request events and logs from these nodes, and note which of them, and of `failed`, cannot be followed."""
+        """Request events and logs from these nodes, and note which of them, and of `failed`, cannot be followed, and why.
+
+        One without records of the job counts as ended.
+        """
         gathered = self.fleet.ask(dict.fromkeys(nodes, FOLLOW(self._request)), patient=self._patient)
         self.watch.received.update(dict.fromkeys(gathered.ok, time.monotonic()))
         for node, error in {**failed, **gathered.failed}.items():

@@ -335,7 +335,7 @@ def _cluster_without_hosts(caller: Caller, selection: Selection, start: bool, wh
 
 
 def _hosts_of_file(path: str) -> tuple[Host, ...]:
-    """Read a hostfile as the value of HOSTS. Raises ConfigError."""
+    """Read a hostfile as the value of HOSTS. Raises ConfigError if it cannot be read, or a line is not valid."""
     try:
         text = Path(path).read_text(errors="replace", encoding="utf-8-sig")  # Windows may put a mark in front
     except OSError as error:

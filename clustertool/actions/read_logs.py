@@ -142,7 +142,10 @@ def read_remaining_logs(fleet: Fleet, inbox: Inbox, job: str, known: JobView, ch
 
 
 def _stream_errors(fleet: Fleet, watch: JobView) -> Iterator[ClustertoolError]:
-    """Yield an error for each node whose stream broke off or had invalid frames."""
+    """Yield an error for each node whose stream broke off or had invalid frames, by number.
+
+    It is BadAnswer for invalid frames, else what has ended the connection, or Unreachable if it is open.
+    """
     for node in sorted(watch.closed):
         if node in watch.refused:
             yield BadAnswer(watch.refused[node], "check the job's records on that node", fleet.name(node))

@@ -146,7 +146,7 @@ def _refuse_endpoints(cluster: Cluster, options: Options) -> None:
 
 
 def _refuse_elastic(cluster: Cluster, spec: JobSpec) -> None:
-    """Raise UsageError for an elastic job of an engine whose nodes do not come and go."""
+    """Raise UsageError for an elastic job if the engine of the cluster cannot run one."""
     if spec.elastic.present and not known_engines.capabilities(cluster.engine).elastic:
         what = f"an elastic job ({spec.elastic.text} nodes) is not possible with the engine {cluster.engine}"
         fix = f"give a fixed number: --nnodes {spec.elastic.maximum}; the engines ssh and slurm have elastic jobs"
@@ -206,7 +206,10 @@ def check_without_nodes(request: RunRequest) -> None:
 
 
 def require_names(workspace: Workspace, output: str) -> None:
-    """Raise DataError if the workspace has a file in the place of log/ or of the output's folders, or a folder nodefile."""
+    """Raise DataError if the workspace has a file in the place of log/ or of the output's folders, or a folder nodefile.
+
+    A link `log` counts as a file.
+    """
     parts = output.split("/")
     folders = {"log", *("/".join(parts[:count]) for count in range(1, len(parts) + 1))}
     for path, kind in ((entry.path, entry.kind) for entry in workspace.entries):
