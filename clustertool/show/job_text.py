@@ -105,7 +105,7 @@ def news_text(news: News | Wait) -> str:
 
 
 def _failure_text(news: FailureNews) -> str:
-    """Describe the processes that failed, with the same error or after another one."""
+    """Describe processes that failed: by themselves, with the error of one reported before, or after another one."""
     if news.followed:
         return followers(news.failures)
     if news.like is None:
@@ -217,7 +217,10 @@ def show_results(results: Mapping[str, StopResult], note: Callable[[str], None])
 
 
 def abort_line(status: JobStatus, outcome: Outcome) -> str:
-    """Format the line "ABORT!!! ..." that fleetrun users grep for, with the failed ranks; "" if no program of a user failed."""
+    """Format the line "ABORT!!! ..." that fleetrun users grep for, with the failed ranks of the first one's role.
+
+    "" if none failed, or the first one is a launcher such as mpirun.
+    """
     role = outcome.culprits[0][0] if outcome.culprits else ""
     if not role or role in LAUNCHERS:
         return ""

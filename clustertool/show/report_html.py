@@ -127,7 +127,7 @@ def _rank_states(story: ReportModel) -> str:
 
 
 def _last_lines(story: ReportModel) -> Html:
-    """Build a list of the last line of each of the first six trainers; empty if none has printed one."""
+    """Build a list of the last line of the first six trainers that have one, and how many more have; empty without any."""
     trainers = [rank for rank in story.ranks if rank.role == "trainer" and rank.last]
     items = [
         tag("li", tag("b", _rank_name(rank)), f" on {story.name(rank.node)}: ", tag("code", *rank.last))
@@ -261,7 +261,7 @@ def _plots(story: ReportModel, ranks: Iterable[RankReport], curve: Callable[[Ran
 
 
 def _progress_chart(story: ReportModel) -> Html:
-    """Build the chart of the steps (or epochs) of each rank over time, with the most frequent unit; empty without any."""
+    """Build the chart of the progress of the ranks with the most frequent unit, steps or epochs; empty without any progress."""
     printing = [rank for rank in story.ranks if rank.progress]
     if not printing:
         return Html("")

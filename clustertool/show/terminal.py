@@ -159,7 +159,7 @@ class Terminal:
         return harmless_lines(fill_program(text, self._program), _INDENT)
 
     def _write_err(self, text: str) -> None:
-        """Write to stderr after all of stdout, or to the live display if stderr is a terminal."""
+        """Write to stderr after all of stdout; if there is a live display and stderr is a terminal, to the display."""
         above = self._above
         if above is not None and self._err_is_terminal:
             above(text)

@@ -167,7 +167,7 @@ class Screen:
         ]
 
     def _bar(self, part: float) -> str:
-        """Draw a bar that is filled to a part from 0 to 1."""
+        """Draw a bar of 12 columns that is filled to a part from 0 to 1."""
         steps = len(self._blocks) - 1
         full = round(max(0.0, min(1.0, part)) * _BAR * steps) / steps
         if self._blocks is _PLAIN_BLOCKS:
