@@ -245,7 +245,7 @@ class Login:
         yield name, _Identity(key, key.asbytes())
 
     def _read_certificate_file(self, path: str) -> bytes:
-        """Read a configured certificate, and record a problem if it is missing or no certificate."""
+        """Read a configured certificate; record a problem if it is missing (b"") or another kind of key, which is returned."""
         blob = read_public(path)
         if not read_certificate(blob):
             self._bad.append(f"{path} {'is no certificate' if os.path.exists(path) else 'does not exist'}")

@@ -133,7 +133,10 @@ def _connect(to: SshSettings, sock: Any, prompter: Prompter, deadline: float) ->
 
 
 def hang_up(connection: Connection, sock: Any = None) -> None:
-    """Close a connection, whose socket is `sock` if it is not logged in. Threads that read from it get its end at once."""
+    """Close a connection, whose socket is `sock` if it is not logged in. Threads that read from it get its end at once.
+
+    It waits at most a second.
+    """
     used = sock or connection.transport.sock
 
     def close() -> None:

@@ -55,7 +55,10 @@ class HostKeyEntry:
         return f"{self.path} line {self.line}" if self.line else f"{self.path} (added by this run)"
 
     def fits(self, name: str) -> bool:
-        """Check that one of its patterns matches `name`, which is in small letters, and no negated one does."""
+        """Check that one of its patterns matches `name`, which is in small letters, and no negated one does.
+
+        Of a hashed line: that it has the digest of the name.
+        """
         if self.hashed:
             salt, digest = self.hashed
             return hmac.digest(salt, name.encode("utf-8", "surrogateescape"), "sha1") == digest
@@ -142,7 +145,10 @@ class KnownHosts:
         return bool(found) and not problem
 
     def _is_known(self, to: SshSettings, kind: str, key: str) -> bool:
-        """Check whether the key is known; False: no key of the host is. Raises AuthError for a changed key."""
+        """Check whether a line for the host with its port, or for its name alone, has the key.
+
+        Raises AuthError for a changed key: only other keys are known for the host with its port.
+        """
         known = [entry for entry in self._lookup(to.host_key_name) if not entry.marker]
         if any((entry.type, entry.key) == (kind, key) for entry in known):
             return True
@@ -223,7 +229,7 @@ class HostKeyPolicy:
         self._learned = learned
 
     def missing_host_key(self, client: object, hostname: str, key: Any) -> None:
-        """Check a host's key, and pass a new one to `learned`. Raises AuthError. Called by paramiko for every key."""
+        """Check a host's key, and pass a new one to `learned`. Raises AuthError if it is refused. Called for every key."""
         certificate = key.public_blob.key_blob if key.public_blob else b""
         new = known_hosts(self._to).verify(self._to, key.get_name(), key.get_base64(), certificate)
         if new:

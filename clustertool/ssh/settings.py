@@ -226,7 +226,7 @@ def tokens(name: str, hostname: str, user: str, port: int) -> dict[str, str]:
 
 
 def _agent(answers: _Answers) -> str:
-    """Return the socket of the agent: of IdentityAgent, else of SSH_AUTH_SOCK; "" for none."""
+    """Return the socket of the agent: of IdentityAgent, a path or $VARIABLE, else of SSH_AUTH_SOCK; "" for none."""
     usual = os.environ.get("SSH_AUTH_SOCK", "")
     value = (answers.get("identityagent") or ["SSH_AUTH_SOCK"])[0]
     if value.lower() == "none":
