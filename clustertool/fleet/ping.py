@@ -28,7 +28,10 @@ def ping_all(addresses: Mapping[int, str], timeout: float) -> dict[int, bool | N
 
 
 def _answers(name: str) -> bool | None:
-    """Ping a name or address once: None where it has no address, False where no reply comes in time or ping does not run."""
+    """Ping a name or address once, and return whether it replies in 2 s; None where it has no address.
+
+    False, too, where ping does not run.
+    """
     try:
         family, _, _, _, address = socket.getaddrinfo(name, None, type=socket.SOCK_DGRAM)[0]
         argv = _argv(str(address[0]), family == socket.AF_INET6)

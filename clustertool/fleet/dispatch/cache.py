@@ -88,7 +88,7 @@ class WorkspaceCache:
         return [path.name[: -len(".manifest")] for path in reversed(self._by_age())]
 
     def keep_manifest(self, release: str, text: bytes) -> None:
-        """Write the manifest of a release, and remove the oldest ones but four. Errors are ignored."""
+        """Write the manifest of a release, and remove all manifests but the newest four. Errors are ignored."""
         with contextlib.suppress(OSError):
             self._write_file(f"{release}.manifest", text)
             for path in self._by_age()[:-_KEEP]:

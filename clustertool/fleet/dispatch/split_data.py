@@ -156,7 +156,10 @@ def _blocks(file: BinaryIO, start: int, end: int, check: Check) -> Iterator[byte
 
 
 def _measure(file: BinaryIO, order: LineOrder, progress: Progress, check: Check) -> _Data:
-    """Count the lines of the data, and report progress. Raises DataError if there are fewer lines than shards."""
+    """Count the newlines of the data, find the last one, and report progress; return the data with these numbers.
+
+    Raises DataError if there are fewer lines than shards.
+    """
     info = os.fstat(file.fileno())
     at = body = lines = 0
     for block in _blocks(file, 0, info.st_size, check):

@@ -234,7 +234,10 @@ class Spread:
         return DispatchError(what, "run it again", self._fleet.name(node))
 
     def _record_failure(self, node: int, error: ClustertoolError) -> None:
-        """Record that a node has failed, unless it has received everything, and do what the scheduler decides."""
+        """Record that a node has failed, unless it has received everything, and do what the scheduler decides.
+
+        A helper is not recorded in the tally: it has the release.
+        """
         member = self._scheduler.members[node]
         if node not in self._tally.failed and (member.helper or member.phase is not DispatchPhase.DONE):
             if not member.helper:

@@ -438,7 +438,10 @@ class _Walk:
     def _add_or_leave_out(
         self, entry: os.DirEntry[bytes], folder: str, found: list[tuple[str, os.stat_result]]
     ) -> None:
-        """Add an entry of a folder to `found`, or record why it is left out. Raises OSError."""
+        """Add an entry of a folder to `found`, or record why it is left out; note a .env that .clusterignore does not take.
+
+        Raises OSError for an entry that has vanished or cannot be read.
+        """
         path = folder + os.fsdecode(entry.name)
         is_dir = entry.is_dir(follow_symlinks=False)
         info = entry.stat(follow_symlinks=False)

@@ -85,7 +85,10 @@ def of_this_machine(make: bool = True) -> Secret:
 
 
 def write(path: Path, text: str) -> None:
-    """Write a new file with mode 0600, complete as soon as it has its name. Raises FileExistsError and other OSErrors."""
+    """Write a new file with mode 0600, complete as soon as it has its name.
+
+    Raises FileExistsError if `path` exists, and OSError if it cannot be written.
+    """
     part = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     handle = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
@@ -134,7 +137,10 @@ def _require_strong(text: str, source: str) -> str:
 
 
 def _read_file(path: Path) -> str | None:
-    """Read the text of a file that only this user can read; None if there is none. Raises ConfigError for any other file."""
+    """Read the first 4 KiB of a file that only this user can read, as text; None if there is none.
+
+    Raises ConfigError for any other file, and for one that cannot be opened.
+    """
     try:
         handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except FileNotFoundError:
