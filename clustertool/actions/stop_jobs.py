@@ -131,8 +131,8 @@ def _send_stops(
 ) -> dict[tuple[str, int], Stopped]:
     """Send a stop for each (job, agent) in parallel, and return {(job, agent): its answer, or the error in place of one}.
 
-    It takes at most the grace and 30 s. A node that was silent before is sent the request without waiting for an answer.
-    early: see stop_jobs().
+    It takes at most the grace and 30 s. A node that was silent before is sent the request without a wait for its answer, and
+    keeps its error. early: gets the answers that are there when no further one has come for 2 s.
     """
     seconds = how["grace"] + _SECONDS
     end = time.monotonic() + seconds

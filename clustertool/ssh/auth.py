@@ -150,7 +150,7 @@ class Login:
     def authenticate(self, transport: Untyped) -> None:
         """Log in: with keys, then with what the user types.
 
-        Raises AuthError, or Unreachable where the server stops answering.
+        Raises AuthError if the server accepts none of them, and Unreachable if it stops answering.
         """
         self.began = time.monotonic()
         allowed = self._try_keys(transport)

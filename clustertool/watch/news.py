@@ -142,7 +142,8 @@ class Failures:
     def release(self, now: float | None = None) -> list[News]:
         """Return the delayed failures, grouped by error, and the news behind them, and forget them; [] if they are not due.
 
-        now: None: they are due in any case.
+        Those that the coordinator has named come first, in its order; consequences come last. now: time.monotonic(); None: all
+        are due.
         """
         if self._due is None or (now is not None and now < self._due):
             return []

@@ -154,6 +154,7 @@ def _shown_epoch(epoch: EpochChange, clean: Hide) -> EpochChange:
 def build_report_model(status: JobStatus, answers: Answers, hide: Hide, notes: Sequence[str] = ()) -> ReportModel:
     """Build the model of the report from the status and the nodes' answers.
 
+    Its times begin with the first event of any node, and end with the last one, or, while the job runs, with the answers.
     hide: replaces secrets in a text. notes: further notes for the page, such as nodes that did not answer.
     """
 

@@ -171,7 +171,7 @@ def _unwritable(path: Path, error: OSError) -> DispatchError:
 def _require_all(node: str, listed: Sequence[FolderEntry], failed: Iterable[ClustertoolError]) -> None:
     """Raise a DispatchError that lists up to eight files which could not be read on the node; do nothing if there are none.
 
-    An error of another kind is raised first.
+    The first error of another kind, or of this machine, is raised instead.
     """
     raise_all([error for error in failed if type(error) is not DispatchError or not error.node][:1])
     lines = [f"{entry.path!r} cannot be read: {entry.link}" for entry in listed if entry.kind == "unreadable"]
