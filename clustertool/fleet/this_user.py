@@ -102,7 +102,7 @@ def _no_home(variable: str) -> NoReturn:
 
 
 def jobs_folder() -> Path:
-    """Return the folder of this user's stored jobs. Raises ConfigError."""
+    """Return the folder of this user's stored jobs. Raises NoHome."""
     return state() / "jobs"
 
 

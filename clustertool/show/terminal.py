@@ -108,11 +108,14 @@ class Terminal:
         self.write(text.replace("\x7f", "\\u007f") + "\n")
 
     def write(self, text: str) -> None:
-        """Write trusted text to stdout in one piece, or to the live display if there is one. Raises ReaderGone."""
+        """Write trusted text to stdout in one piece, or to the live display if there is one.
+
+        Raises ReaderGone if stdout cannot be written.
+        """
         (self._above or self.write_drawn)(text)
 
     def raw(self, data: bytes) -> None:
-        """Write exactly these bytes to stdout (`logs --raw`). Raises ReaderGone."""
+        """Write exactly these bytes to stdout (`logs --raw`). Raises ReaderGone if it cannot be written."""
         with self._lock:
             self._out.send_bytes(data)
             self._check()
@@ -133,7 +136,10 @@ class Terminal:
         self._above = above
 
     def write_drawn(self, text: str) -> None:
-        """Write text to stdout also if a live display gets other texts: it is what the display draws. Raises ReaderGone."""
+        """Write text to stdout also if a live display gets other texts: it is what the display draws.
+
+        Raises ReaderGone if it cannot be written.
+        """
         with self._lock:
             self._out.send(text)
             self._check()

@@ -171,7 +171,7 @@ class Login:
     def _try_keys(self, transport: Untyped) -> set[str]:
         """Try the keys until one is accepted.
 
-        Return the methods that the server takes next; none if it does not report them.
+        Return the methods that the server takes next; none if the login is complete, or if it does not report them.
         """
         shown: set[bytes] = set()
         for name, identity in self._keys():
@@ -436,7 +436,10 @@ def _count_names(names: Sequence[str]) -> list[str]:
 
 
 def _read_public_half(path: str) -> bytes:
-    """Read the public half of a key file, without its passphrase, or the public key that it is; b"" if it is unknown."""
+    """Read the public half of the key at `path`, without a passphrase; b"" if it is unknown.
+
+    It is read from the file, if that is a public key, else from PATH.pub, else from a private key in OpenSSH's own format.
+    """
     try:
         return read_public(path) or read_public(path + ".pub") or read_private(Path(path).read_bytes())
     except OSError:

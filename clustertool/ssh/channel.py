@@ -233,7 +233,7 @@ class Greeting:
         return piece
 
     def _late_error(self) -> Unreachable:
-        """Build the error of the deadline: of the login shell, or after it of the node."""
+        """Build the error of the deadline: that the login shell did not start /bin/sh, or after that, that nothing answers."""
         if not self.login:
             return Unreachable(f"no answer for {self._seconds:g} s", f"check the load of the node; {_SLOW}", self._node)
         return late_login(self._seconds, self._last_line(), self._node)

@@ -302,7 +302,7 @@ def expand_in_shell(command: str, tokens: Mapping[str, str]) -> str:
 
 
 def _quoted(value: str, quote: str) -> str:
-    """Quote `value` inside quotes of this kind of a shell's command, "" for none."""
+    """Quote `value` for its place in a shell's command. quote: the quotation mark around the place, "" for none."""
     if quote == "'":
         return value.replace("'", "'\\''")
     return re.sub(r'([\\$`"])', r"\\\1", value) if quote else shlex.quote(value)

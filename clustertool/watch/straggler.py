@@ -50,7 +50,7 @@ class RankPace:
 
 
 def find_stragglers(paces: Sequence[RankPace]) -> dict[Key, str]:
-    """Compare the ranks of each role, if it has two, and map (role, rank) of each straggler to the reasons.
+    """Compare the ranks of each role of which two have run, and map (role, rank) of each straggler to its reasons, as one text.
 
     pservers only serve, and launchers only start ranks: they are left out.
     """

@@ -99,7 +99,7 @@ def lost_coordinator(status: JobStatus) -> NodeStatus | None:
 
 
 def away_coordinator(status: JobStatus) -> NodeStatus | None:
-    """Return the coordinator's node if an elastic job is LOST and this node has not ended, but was not reached; else None."""
+    """Return the coordinator's node if the outcome of an elastic job is LOST and this node has not ended; else None."""
     coordinator = status.nodes.get(status.coordinator)
     lost = status.outcome is not None and status.outcome.state is JobState.LOST and status.elastic
     return coordinator if lost and coordinator is not None and coordinator.state is not NodeState.ENDED else None
