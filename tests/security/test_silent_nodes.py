@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.cli import LoopSite
+from tests.cli import LoopSite, until
 from tests.ssh.sshd import USER
 
 Sites = Callable[..., LoopSite]
@@ -39,12 +39,32 @@ def running(site: Sites) -> tuple[LoopSite, str]:
     """A job that runs on two nodes."""
     pair = site(2)
     pair.workspace(train_py=TRAIN)
-    return pair, pair.inv("run", "-w", "job", "--detach").ends(0).job
+    job = pair.inv("run", "-w", "job", "--detach").ends(0).job
+    logs = [pair.root(node) / f"JOB{job}/log/workerlog.{node}" for node in (0, 1)]
+    until(lambda: all(log.exists() and "ready" in log.read_text() for log in logs))
+    return pair, job
 
 
 def test_no_verb_takes_a_silent_node_for_one_without_jobs(running: tuple[LoopSite, str]) -> None:
     pair, job = running
     silent = pair.name(1)
+    with away(pair, 1):  # the other node tells what it knows
+        found = pair.inv("jobs", "--json").ends(69).json
+        assert [one["id"] for one in found["jobs"]] == [job] and list(found["unreachable"]) == [silent]
+        shown = pair.inv("status", "--json").ends(69).json
+        ranks = [one["rank"] for one in shown["processes"] if one["state"] == "running"]
+        assert ranks == [0], shown
+        assert "ready" in pair.inv("logs", "--rank", 0).ends(69).out
+        for verb in (["fetch", "--rank", 1], ["fetch", "--rank", 7], ["logs", "--file", "workerlog.1"]):
+            assert silent in pair.inv(*verb).ends(69).err, verb
+        assert pair.inv("clean", "--job", job).ends(64)
+        pair.inv("report", "--to", "page.html").ends(69)
+        assert silent in (pair.folder / "page.html").read_text()
+        done = pair.inv("stop", "--grace", "0.2").ends(69)
+        assert f"{pair.name(0)}: clean" in done.out and f"{silent}: did not answer" in done.out
+    pair.gone()
+    assert pair.inv("stop", "--job", job).ends(0)
+    # the same of the silent node alone; no process of the job is left, which a stop would end
     pair.conf(HOSTS=[f"{USER}@{pair.servers[1].entry}"])
     with away(pair, 1):
         for verb in (
@@ -63,23 +83,6 @@ def test_no_verb_takes_a_silent_node_for_one_without_jobs(running: tuple[LoopSit
             done = pair.inv(*verb).ends(69)
             assert "cannot be read" in done.err and silent in done.err, verb
             assert "nothing to stop" not in done.out.splitlines() and "no job" not in done.err, verb
-    pair.conf()
-    with away(pair, 1):  # the other node tells what it knows
-        found = pair.inv("jobs", "--json").ends(69).json
-        assert [one["id"] for one in found["jobs"]] == [job] and list(found["unreachable"]) == [silent]
-        shown = pair.inv("status", "--json").ends(69).json
-        ranks = [one["rank"] for one in shown["processes"] if one["state"] == "running"]
-        assert ranks == [0], shown
-        assert "ready" in pair.inv("logs", "--rank", 0).ends(69).out
-        for verb in (["fetch", "--rank", 1], ["fetch", "--rank", 7], ["logs", "--file", "workerlog.1"]):
-            assert silent in pair.inv(*verb).ends(69).err, verb
-        assert pair.inv("clean", "--job", job).ends(64)
-        pair.inv("report", "--to", "page.html").ends(69)
-        assert silent in (pair.folder / "page.html").read_text()
-        done = pair.inv("stop", "--grace", "0.2").ends(69)
-        assert f"{pair.name(0)}: clean" in done.out and f"{silent}: did not answer" in done.out
-    pair.gone()
-    assert pair.inv("stop", "--job", job).ends(0)
 
 
 def test_top_and_stop_name_the_node(site: Sites) -> None:
