@@ -34,6 +34,7 @@ def server_argv(folder: Path, url: str, peers: str) -> list[str]:
     """A server of one member with its own folder. url: for clients. peers: for other members, of which there are none."""
     argv = ["etcd", "--data-dir", str(folder), "--listen-client-urls", url, "--log-level", "error"]
     argv += ["--advertise-client-urls", url, "--listen-peer-urls", peers]
+    argv += ["--bcrypt-cost", "4"]  # each login with a password would take 0.1 s of CPU, on a busy machine a second
     return [*argv, "--initial-advertise-peer-urls", peers, "--initial-cluster", f"default={peers}"]
 
 

@@ -194,8 +194,8 @@ def test_1000_hosts_cost_one_reading(laptop: Path) -> None:
         assert keys.algorithms(to)[0] == "ssh-ed25519"
         keys.verify(to, "ssh-ed25519", KEY)
 
-    start = time.process_time()
+    threads, start = threading.active_count(), time.process_time()
     for number in range(1000):
         one(number)
-    assert time.process_time() - start < 0.5
-    assert threading.active_count() < 50
+    assert time.process_time() - start < 1.5
+    assert threading.active_count() <= threads
