@@ -24,8 +24,13 @@ def venv() -> Callable[[str], Path]:
 
 @pytest.fixture(scope="session")
 def digits(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The examples' data, made by the scikit-learn that nodes do not have; four trainers share six files unevenly."""
-    return prepare(tmp_path_factory.mktemp("digits"), "--shards", "6")
+    """The examples' data, made by the scikit-learn that nodes do not have; four trainers share six files unevenly.
+
+    The folder had a shard of a former run.
+    """
+    folder = tmp_path_factory.mktemp("digits")
+    (folder / "train.txt-00007").write_text("a run with more shards")
+    return prepare(folder, "--shards", "6")
 
 
 @pytest.fixture
