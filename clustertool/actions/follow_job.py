@@ -319,8 +319,8 @@ class JobFollower:
     def items(self, check: Check, until: Callable[[JobStatus], bool] = lambda _: False) -> Iterator[Item]:
         """Yield the log lines and news of the job until it is over or `until` returns true for its status.
 
-        It opens lost connections again, and ends the job itself 10 s after the engine has reported its end. `check` is called
-        several times a second, and may raise what ends the iteration.
+        It opens lost connections again, and ends the job itself 10 s after the engine has reported its end, or by _given_up().
+        `check` is called several times a second, and may raise what ends the iteration.
         """
         self._left = False
         try:

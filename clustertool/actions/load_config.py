@@ -41,7 +41,8 @@ def cluster(
     It is that of conf.py, else the embedded one, which start_local starts if necessary. Without start_local, hosts that are
     stored for the selected job have priority, and this machine is added to the embedded cluster, if that runs, or is in its
     place, if clusterrun has started jobs in this folder or above. of_hosts: the command, if it needs HOSTS: UsageError for an
-    engine without; instead: the fix. conf: what read_conf() returned, if it was called. Raises ConfigError.
+    engine without; instead: the fix. conf: what read_conf() returned, if it was called. Raises ConfigError if no hosts are
+    found, or conf.py is not valid, and UsageError for options that are not possible.
     """
     if conf is None:
         conf = read_conf(caller, selection, optional=not start_local) if not selection.here else Conf()
@@ -75,7 +76,7 @@ def needs_hosts(found: Cluster) -> bool:
 def _read_keys(values: Mapping[str, object], where: str) -> Cluster:
     """Check the keys of conf.py and convert them to a cluster, with the settings of its engine. where: the file.
 
-    Raises ConfigError.
+    HOSTS is left out where the engine chooses the nodes. Raises ConfigError for a key or value that is not valid.
     """
     keys = dict(values)
     engine = keys.get("ENGINE", "")

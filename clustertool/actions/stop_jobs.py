@@ -93,10 +93,11 @@ def only_engine_can_end(engine: Engine, about: find_jobs.Described, job: str) ->
 
 
 def stop_now(engine: Engine, job: str, how: StopHow) -> dict[str, Stopped]:
-    """Stop the job with this id, and return {name of each of its nodes: its answer}.
+    """Stop the job with this id, and return {name of each of its nodes: its answer, or the error in place of one}.
 
     If only the engine can end it, engine.cancel() does so; {} if that has asked no node. If the fleet was opened with a lag,
-    nodes that have answered are stopped before the late ones have logged in. Raises NotFound, and the engine's error.
+    nodes that have answered are stopped before the late ones have logged in. Raises NotFound if no such job is found, or the
+    errors of nodes that did not answer instead, and the error of engine.cancel().
     """
     fleet = engine.fleet
     first: ByJob = {}

@@ -35,9 +35,9 @@ class CommandLine:
 
 
 def read(argv: Sequence[str], verbs: Sequence[Verb], common: Sequence[Opt], help_option: Opt) -> CommandLine:
-    """Parse the command line of the program: options before the verb, the verb, its options and arguments. Raises UsageError.
+    """Parse the command line of the program: options before the verb, the verb, its options and arguments.
 
-    help_option: one of `common`, which each verb has, too.
+    help_option: one of `common`, which each verb has, too. Raises UsageError for an unknown verb, and as _read_verb() does.
     """
     rest = list(argv)
     line = CommandLine(_defaults(common))
@@ -100,9 +100,10 @@ def following(name: str, value: str | None, rest: list[str], known: Container[st
 
 
 def _read_verb(line: CommandLine, verb: Verb, rest: list[str], help_option: Opt) -> None:
-    """Parse the arguments behind the verb, and store the values in `line`. Raises UsageError.
+    """Parse the arguments behind the verb, and store the values in `line`.
 
-    The help option is set in `line.common`, where it may be set already.
+    The help option is set in `line.common`, where it may be set already. Raises UsageError for an unknown option, a value that
+    is missing or not allowed, and an argument of a verb that takes none.
     """
     options = (*verb.options, help_option)
     known = spellings(options)

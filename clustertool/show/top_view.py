@@ -58,7 +58,7 @@ class Page:
 
 
 def choose(view: View, ranks: Sequence[TopRank], rows: int = 0) -> None:
-    """Select the rank `rows` below the selected one, wherever that is now; if it is gone, the row counts.
+    """Select the rank `rows` below the selected one, wherever that is now; if it is gone, below the row where it was.
 
     Stores it in the view: at most the first or the last rank, None without ranks.
     """

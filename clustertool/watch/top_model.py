@@ -46,7 +46,8 @@ class Rate:
     def compute(self, now: float) -> float | None:
         """Compute the steps a second at the time `now`; None while fewer than two steps are known.
 
-        It falls while no step comes, and is 0.0 after 30 s or three usual gaps between steps, whichever is longer.
+        It falls when no step has come for longer than the known ones took, and is 0.0 after 30 s or three usual gaps between
+        steps, whichever is longer.
         """
         if len(self._seen) < 2:
             return None

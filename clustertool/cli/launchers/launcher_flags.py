@@ -141,7 +141,8 @@ def _own_address(option: str, launch: Launch, value: str) -> None:
 def place_host(launch: Launch) -> None:
     """Store the value of --host as the list of nodes, in mpirun's form, in place of this machine's address.
 
-    Do nothing if it has no comma and no slots, and no total of trainers is given. Raises UsageError.
+    Do nothing if it has no comma and no slots, and no total of trainers is given. Raises UsageError for a list that is not
+    valid, and if another option has named nodes.
     """
     value = launch.own_address
     if launch.own_address_by == "--host" and (launch.total or is_host_list(value)):
