@@ -255,11 +255,13 @@ def no_containers(
     """Wait until nodes have no container of the tool, no process of a job, and none of the runtime."""
     nodes = list(range(site.count) if nodes is None else nodes)
 
-    def left() -> list[object]:
-        living = [(p.node, p.pid, p.name, p.argv[:2]) for p in site.living() if p.node in nodes]
-        return living or [name for node in nodes for user in users for name in containers(site, node, user)]
+    def living() -> list[object]:
+        return [(p.node, p.pid, p.name, p.argv[:2]) for p in site.living() if p.node in nodes]
 
-    until(lambda: not left(), seconds, lambda: f"these to end: {left()}")
+    def names() -> list[str]:
+        return [name for node in nodes for user in users for name in containers(site, node, user)]
+
+    until(lambda: not (living() or names()), seconds, lambda: f"these to end: {[*living(), *names()]}")
 
 
 @contextlib.contextmanager
