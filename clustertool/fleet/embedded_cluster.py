@@ -113,7 +113,7 @@ class LocalCluster:
 
         nodes None: as many as there are, or three. If a key is missing, all servers are ended, and keys are made. Raises
         UsageError for a number that is not 1 to 250, Survivors if a server does not end, ConfigError if the directory cannot be
-        made, and PreflightError without sshd, for a user who cannot log in, for a directory that is not safe or is locked, and
+        made, and PreflightError without sshd, for a user that cannot log in, for a directory that is not safe or is locked, and
         if a server does not start.
         """
         sshd = _sshd()
@@ -381,7 +381,7 @@ def _sshd() -> str:
 
 
 def _check_user() -> None:
-    """Raise PreflightError for a user who cannot log in, as sshd would only report a failed login; as root, make /run/sshd."""
+    """Raise PreflightError for a user that cannot log in, as sshd would only report a failed login; as root, make /run/sshd."""
     try:
         shell = pwd.getpwuid(os.geteuid()).pw_shell
     except KeyError:
