@@ -13,9 +13,10 @@ DURATIONS = "seconds, or a number with a unit: 30s, 5m, 1h30m"  # what seconds_o
 
 
 def whole(value: object, low: int, high: int) -> Optional[int]:
-    """Read an int, or its text, from `low` to `high`, of at most five digits. None for everything else."""
+    """Read an int, or its text, from `low` to `high`, with at most five digits, or those of `high`; else None."""
     text = str(value)
-    known = type(value) in (int, str) and text.isascii() and text.isdecimal() and len(text) <= 5
+    short = len(text) <= max(5, len(str(high)))
+    known = type(value) in (int, str) and short and text.isascii() and text.isdecimal()
     return int(text) if known and low <= int(text) <= high else None
 
 

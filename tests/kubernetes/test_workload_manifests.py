@@ -92,7 +92,7 @@ def test_each_pod_joins_as_a_restricted_one(dialect: str, mode: str, full: bool)
 def test_the_cluster_may_choose_the_user_and_shared_memory_needs_no_size(dialect: str) -> None:
     """OpenShift's restricted-v2 refuses each uid and gid that is not of the range of the namespace, fsGroup too."""
     numbers = ("runAsUser", "runAsGroup", "fsGroup")
-    for user, expected in ((None, [1000] * 3), (2000, [2000] * 3), ("cluster", [None] * 3)):
+    for user, expected in ((None, [1000] * 3), (1000660000, [1000660000] * 3), ("cluster", [None] * 3)):
         for template in pods(made(dialect, user=user, shared_memory=True)):
             context = template["spec"]["securityContext"]
             assert [context.get(name) for name in numbers] == expected and context["runAsNonRoot"] is True
@@ -230,6 +230,7 @@ WRONG_SETTINGS: list[tuple[dict[str, Any], str]] = [
     ({"shared_memory": False}, "shared_memory"),
     ({"user": 0}, "user"),
     ({"user": "root"}, "user"),
+    ({"user": 1 << 31}, "user"),
     ({"workspace": "image:relative"}, "workspace"),
     ({"output": "/data"}, "output"),
     ({"paddlejob": {"intranet": "HostNetwork"}}, "paddlejob.intranet"),

@@ -9,7 +9,7 @@ from clustertool.cli.verb_table import VERBS
 from clustertool.errors import DataError, UsageError
 from clustertool.model.config.cluster import read_cluster
 from clustertool.model.config.job import Options, Policy, read_job
-from clustertool.model.quantities import seconds_of
+from clustertool.model.quantities import seconds_of, whole
 from clustertool.verbs.verb import read_seconds, seconds_with_unit
 
 CLUSTER = read_cluster({"HOSTS": ["node1"]})
@@ -30,6 +30,18 @@ CLUSTER = read_cluster({"HOSTS": ["node1"]})
 )
 def test_a_duration(text: object, found: float | None) -> None:
     assert seconds_of(text) == found
+
+
+@pytest.mark.parametrize(
+    ("value", "high", "found"),
+    [
+        *[("7", 9, 7), (7, 9, 7), ("007", 9, 7), ("10", 9, None), (-1, 9, None), ("", 9, None), (True, 9, None)],
+        *[("65535", 65535, 65535), ("065535", 65535, None), ("٣", 9, None), ("1.0", 9, None), ("9" * 5000, 9, None)],
+        *[(1000660000, (1 << 31) - 1, 1000660000), ("100000", 100_000, 100_000), (100_001, 100_000, None)],
+    ],
+)
+def test_a_whole_number(value: object, high: int, found: int | None) -> None:
+    assert whole(value, 0, high) == found
 
 
 def policy(toml: dict[str, object], **options: str) -> Policy:
