@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import signal
 import time
+from collections.abc import Iterator
 
 import pytest
 
@@ -15,14 +16,22 @@ STAND_IN = str(REPO / "tests" / "data")
 RULE = ["ip", "rule", "add", "pref", "9", "ipproto", "tcp"]
 
 
-@pytest.fixture
-def three(site):
-    """Three nodes with the stand-in for torch."""
-    made = site(3)
+def with_torch(made: LabSite) -> Iterator[LabSite]:
+    """Give nodes the stand-in for torch."""
     made.conf(ENV={"PYTHONPATH": STAND_IN}, CHECKS_OFF=["load"])
     yield made
     made.gone()
-    assert not [made.jobs(node) for node in range(3) if made.jobs(node)], "the trial's directory is left"
+    assert not [made.jobs(node) for node in range(made.count) if made.jobs(node)], "the trial's directory is left"
+
+
+@pytest.fixture
+def three(site):
+    yield from with_torch(site(3))
+
+
+@pytest.fixture
+def pair(site):
+    yield from with_torch(site(2))
 
 
 def spoil(site: LabSite, **faults: str) -> None:
@@ -133,28 +142,28 @@ def test_a_node_that_dies_meanwhile(site):
     assert not three.living() and not three.jobs(0) and not three.jobs(2)
 
 
-def test_it_is_not_tried_where_something_else_is_wrong(three):
-    three.conf(ENV={"PYTHONPATH": STAND_IN}, CHECKS_OFF=["load"], START_PORT=7777)
+def test_it_is_not_tried_where_something_else_is_wrong(pair):
+    pair.conf(ENV={"PYTHONPATH": STAND_IN}, CHECKS_OFF=["load"], START_PORT=7777)
     hold = "import socket, time; s = socket.create_server(('', 7777)); print('on', flush=True); time.sleep(600)"
-    three.lab.exec(1, ["sh", "-c", f'setsid python3 -c "{hold}" >/tmp/out 2>&1 & echo $! > /tmp/pid'])
-    until(lambda: read(str(three.lab.tmp(1) / "out")) == b"on\n")
+    pair.lab.exec(1, ["sh", "-c", f'setsid python3 -c "{hold}" >/tmp/out 2>&1 & echo $! > /tmp/pid'])
+    until(lambda: read(str(pair.lab.tmp(1) / "out")) == b"on\n")
     try:
-        done = three.inv("check", "--framework", "torch").ends(69)
+        done = pair.inv("check", "--framework", "torch").ends(69)
     finally:
-        three.lab.exec(1, ["sh", "-c", "kill -9 $(cat /tmp/pid)"])
-        until(lambda: not three.living())
+        pair.lab.exec(1, ["sh", "-c", "kill -9 $(cat /tmp/pid)"])
+        until(lambda: not pair.living())
     assert "torch is not tried: node1 must have no error, or be left out with --skip" in done.err
     assert "fix ports on node1" in done.out
 
 
-def test_ctrl_c_ends_all_of_it_at_once(three):
-    spoil(three, node1="slow")
-    running = three.start("check", "--framework", "torch")
+def test_ctrl_c_ends_all_of_it_at_once(pair):
+    spoil(pair, node1="slow")
+    running = pair.start("check", "--framework", "torch")
     running.says("waiting for import torch on node1, up to [0-9]+ s more")
     running.signal()
     done = running.wait().ends(130)
     assert done.last == "clustertool: exit 130 (tool): Ctrl+C"
-    assert not three.living()
+    assert not pair.living()
 
 
 @pytest.mark.chaos

@@ -58,6 +58,7 @@ def start(site: LabSite, *options: object) -> Running:
     return command
 
 
+@pytest.mark.chaos  # test_container_failures.py has it with podman
 def test_a_rank_exits(docker_site: LabSite) -> None:
     command = start(docker_site)
     (docker_site.jobs(1)[-1] / "what").write_text("exit 7\n")

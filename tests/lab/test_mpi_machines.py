@@ -201,6 +201,7 @@ def test_nodes_without_mpirun(nodes: Callable[..., LabSite]) -> None:
     assert not any(three.jobs(node) for node in range(3))
 
 
+@pytest.mark.chaos  # test_the_same_ranks_and_environment_as_by_ssh has it with Open MPI
 def test_hello(nodes: Callable[..., LabSite]) -> None:
     """Programs that are not of MPI: the same lines by MPICH as by ssh."""
     two = nodes(MPICH, 2, python=False)
