@@ -156,6 +156,8 @@ def test_the_termination_message_stands_for_a_log_that_cannot_be_read(tmp_path: 
         (agent,) = [agent for agent in fleet.agents.values() if agent.ask(LIST_JOBS({"job": "a"}))["jobs"]]
         with pytest.raises(PreflightError, match="the kubelet does not answer"):
             agent.ask(LIST_FILES({"job": "a", "exact": True}))
+        api.unreadable = False
+        assert "workerlog.0" in agent.ask(LIST_FILES({"job": "a", "exact": True}))["files"]
 
 
 def test_the_log_of_a_pod_that_was_killed_has_its_ranks(tmp_path: Path) -> None:

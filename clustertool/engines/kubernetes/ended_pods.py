@@ -198,16 +198,13 @@ class EndedPods:
     def _restore_logs(self, pod: str) -> None:
         """Restore the logs of the ranks in a pod from its log, once; nothing if the pod is gone.
 
-        Raises other errors of reading the log. A later call does not read it again.
+        Raises other errors of reading the log; a later call reads it again then.
         """
         with self._lock_of(pod):
-            if pod in self._whole:
-                return
-            self._whole.add(pod)
-            try:
-                self._records.restore(*self.places[pod], self._api.log(pod))
-            except NotFound:
-                return
+            if pod not in self._whole:
+                with contextlib.suppress(NotFound):
+                    self._records.restore(*self.places[pod], self._api.log(pod))
+                self._whole.add(pod)
 
     def _lock_of(self, pod: str) -> threading.Lock:
         """Return the lock of a pod."""
