@@ -66,6 +66,12 @@ class ShellSite(TypedSite):
         return self.queue.root(0) / ".clustertool/queue" / job
 
     def runs(self, job: str) -> None:
+        """Wait until its first rank is ready; then `status` knows that it runs."""
+        until(
+            lambda: any(
+                "ready" in log.read_text() for path in self.queue.jobs_of_nodes(job) for log in path.glob("log/*")
+            )
+        )
         until(lambda: self.queue.clustertool("status", "--job", job).out.startswith(f"job {job}: running"))
 
 
@@ -78,7 +84,7 @@ def shell(queue: SlurmSite) -> ShellSite:
 def test_an_allocation_that_squeue_shows_by_another_name(shell: ShellSite, kind: str) -> None:
     """It shows 20_0 for job 21, the first task of an array, and 20+0 for the first part of a heterogeneous job."""
     if kind == "array":
-        shell.queue.lab.slurm("sbatch", "--array=0-1%1", "-N2", "--cpus-per-task=2", "--wrap=sleep 600")
+        shell.queue.lab.slurm("sbatch", "--array=0-1%1", "-N1", "--cpus-per-task=2", "--wrap=sleep 600")
     else:
         shell.allocate("-N1", "-n1", "-c2", ":", "-N1", "-n1", "-c2")
 

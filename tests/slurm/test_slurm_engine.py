@@ -98,7 +98,7 @@ def test_a_job_waits_starts_without_the_laptop_and_leaves_its_result(queue: Slur
     other = blocker(site)
     text = "import os\nos.makedirs('output', exist_ok=True)\nopen('output/result', 'w').write('42')\n"
     site.workspace(train_py=text)
-    options = ("--nnodes", "2", "--name", "later", "--detach")
+    options = ("--nnodes", "1", "--name", "later", "--detach")
     done = site.clustertool("run", "--workspace", "job", *options, env={"SLURM_JOB_ID": "99"}).ends(0)
     assert "the allocation of this shell (SLURM_JOB_ID=99) is not used" in done.err
     job = done.job
