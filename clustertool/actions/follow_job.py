@@ -193,7 +193,7 @@ class LostNodes:
     def turn(self, now: float) -> Iterator[RevivedNews]:
         """Start lost nodes of an elastic job again, in threads, follow them, and yield news of one that was started.
 
-        Does nothing for other jobs, and after the outcome; starts none without `revive`. now: time.monotonic().
+        It starts nothing for other jobs, after the outcome, and without `revive`. now: time.monotonic().
         """
         watch = self._follower.watch
         with contextlib.suppress(queue.Empty):

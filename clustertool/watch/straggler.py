@@ -92,7 +92,7 @@ def estimate_step(progress: Curve, moment: float) -> float:
     before = [point for point in progress if point[0] <= moment]
     after = [point for point in progress if point[0] > moment]
     if not before:
-        return after[0][1] if after[0][0] == moment else 0.0
+        return 0.0
     (t, step) = before[-1]
     if after:
         (later, more) = after[0]
