@@ -33,10 +33,10 @@ demo: $(READY) $(DATA)
 demo-elastic: $(READY)
 	@scripts/demo-elastic.sh
 
-# Half of a test is waiting, so four at a time keep two processors busy: make test WORKERS=8. Each worker has a loopback of its own; where the
+# Most of a test is waiting, so three at a time keep a processor busy: make test WORKERS=8. Each worker has a loopback of its own; where the
 # kernel gives us none, the tests take turns. One framework runs among the others; the virtual environments that tests give to jobs are kept in
 # .frameworks.
-WORKERS ?= 4
+WORKERS ?= $(shell echo $$((3 * $$(nproc 2>/dev/null || echo 2))))
 PARALLEL := $(if $(shell unshare --net true 2>/dev/null && echo yes),-n $(WORKERS) --dist worksteal)
 
 quick: $(READY)
