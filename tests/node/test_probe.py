@@ -19,7 +19,7 @@ import pytest
 from clustertool.model.facts import read_facts
 from clustertool.model.field_types import MOST_FILES
 from clustertool.model.wire.messages import PROBE
-from clustertool.node.probe import probe
+from clustertool.node.probe import container_probe, probe
 from clustertool.node.system import private_directory
 from tests.node.harness import Bench, claims_on_disk, until
 
@@ -144,6 +144,13 @@ def test_job_workspace(bench: Bench) -> None:
     answer = node.probe(job_workspace=str(work))
     assert (answer["listing"], answer["job_toml"]) == (["data/a-0", "job.toml", "train.py"], "mode = 'ps'")
     assert "is not there" in node.probe(job_workspace=str(work / "no"))["problems"][0][2]
+
+
+@pytest.mark.parametrize("path", ["", "~/clustertool", "//no-such/folder"])
+def test_a_path_without_a_folder_above_it(path: str) -> None:
+    """A ROOT_DIR with ~ is such a path for a user without HOME."""
+    assert probe._nearest_folder(path) == ("//" if path.startswith("//") else "")
+    assert container_probe._free_bytes(path) == -1
 
 
 def test_a_listing_of_job_workspace_is_cut_where_the_laptop_would_refuse_it(tmp_path: Path) -> None:

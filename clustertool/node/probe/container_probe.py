@@ -130,8 +130,8 @@ def _is_missing(path: str) -> bool:
 
 
 def _free_bytes(path: str) -> int:
-    """Return the free bytes of a folder, or of the nearest one above it that this user can reach; -1 if only / is left."""
-    while path != "/":
+    """Return the free bytes of a folder, or of the nearest one above it that this user can reach; -1 if none or / is left."""
+    while path != os.path.dirname(path):
         with contextlib.suppress(OSError):
             space = os.statvfs(path)
             return int(space.f_bavail * space.f_frsize)

@@ -111,8 +111,8 @@ def _cpus(engine: str) -> int:
 
 
 def _nearest_folder(path: str) -> str:
-    """Return the path, or the nearest folder above it that exists."""
-    while not os.path.isdir(path) and path != "/":
+    """Return the path, or the nearest folder above it that exists; "" for a relative path without one."""
+    while not os.path.isdir(path) and path != os.path.dirname(path):
         path = os.path.dirname(path)
     return path
 
