@@ -248,7 +248,10 @@ class _Copy:
             yield data
 
     def link(self, entry: FolderEntry) -> None:
-        """Make the link of an entry, in place of a file or link that is there."""
+        """Make a link of the node's folder on this machine, at the same path below `target`, in place of a file or link there.
+
+        Folders above it are made. Raises OSError where a folder is in its place.
+        """
         with self.folder(entry.parts[:-1]) as fd:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(entry.parts[-1], dir_fd=fd)

@@ -59,7 +59,8 @@ def inventory(
 ) -> Tuple[Finding, ...]:
     """Collect the findings about the cards of nodes that were asked, and about nodes that have none where others have some.
 
-    Those of checks in CHECKS_OFF are left out. reports: answers by node. twice: cards that more than one rank gets, by node.
+    Those of checks in CHECKS_OFF are left out. reports: answers by node. twice: cards that more than one rank gets, by node: a
+    fault only in an exclusive compute mode.
     """
     hosts = {host.index: host for host in cluster.hosts}
     found = [*_counts(hosts, facts, reports), *_one_machine(cluster, facts)] if reports else []

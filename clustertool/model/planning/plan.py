@@ -132,7 +132,11 @@ def with_containers(made: Plan, facts: ByNode) -> Plan:
 
 
 def _seats(cluster: Cluster, job: JobSpec, facts: ByNode, job_id: str = "") -> Tuple[Tuple[str, ...], Tuple[Seat, ...]]:
-    """Return the kind of devices of each node, and the seats of all processes with their devices."""
+    """Choose the kind of devices of each node, place each process on a node, and divide the nodes' devices among them.
+
+    Returns the kinds by node id, and a Seat for each process: role, rank, node and devices. Raises UsageError.
+    job_id: of the job itself, whose own locks do not make a device busy.
+    """
     hosts = cluster.hosts
     kinds = tuple(devices.choose_device_kind(cluster, facts[host.index]) for host in hosts)
     cards = {host.index: devices.usable(host, job, facts[host.index], kinds[host.index], job_id) for host in hosts}

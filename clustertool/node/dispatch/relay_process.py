@@ -42,7 +42,10 @@ class RelayProcess:
             self._socket.sendall(encode(header, payload))
 
     def read(self) -> Optional[List[Header]]:
-        """Return the messages that have come. None: the relay has ended, and was reaped."""
+        """Receive bytes from the relay, waiting if there are none, and return the messages that are complete with them.
+
+        [] if none is. None: the relay has ended, and was reaped.
+        """
         try:
             data = self._socket.recv(1 << 16)
         except OSError:

@@ -219,7 +219,10 @@ class Store:
             self._prune_images([name for name in names if name not in old])
 
     def _prune_images(self, kept: Container[str]) -> None:
-        """Remove .sif files (node/container/image_store.py) of releases not in `kept` that no job has used for seven days."""
+        """Remove the folders of images that are no release in `kept` and have not been used for seven days, by their time.
+
+        They hold .sif files, of releases or pulled (node/container/image_store.py). Incomplete ones of that age go, too.
+        """
         top = os.path.join(self._root, paths.OURS, paths.IMAGES)
         for name in os.listdir(top) if os.path.isdir(top) else ():
             path = os.path.join(top, name)
