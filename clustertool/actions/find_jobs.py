@@ -244,7 +244,7 @@ def attach_to(
 
     The nodes get the numbers that they have in the job. It warns of processes that are left. If no node has a record of the
     job, it raises no_record_error(), or with `queued` returns the job and leaves the fleet as it is. It waits for late nodes of
-    a fleet (opened with a lag) only if they can change the choice. The other parameters and errors: see choose_job().
+    a fleet (opened with a lag) only if they can change the choice. prefix, running, exact, and the errors: see choose_job().
     """
     fleet = engine.fleet
     answers = ask_jobs(fleet, prefix)

@@ -141,7 +141,7 @@ class EngineQuestion:
         return now - self._since if self._since is not None else 0.0
 
     def _ask_engine(self, ask: Callable[[str], str | None]) -> None:
-        """Ask the engine, and store the reason and the time if it answers that the job has ended."""
+        """Ask the engine, and store the reason and the time if it answers that the job has ended. ask: Fleet.engine_end."""
         try:
             found = ask(self._job)
             if found is not None:

@@ -26,7 +26,11 @@ ByJob = dict[str, dict[str, Stopped]]  # {job: {name of a node: its answer}}
 
 
 def stop_how(by: str, grace: float, force: bool = False) -> StopHow:
-    """Build the parameters of a stop. by: what stops the job, for its records. grace: seconds between TERM and KILL."""
+    """Build the parameters of a stop.
+
+    by: what stops the job, for its records. grace: seconds between TERM and KILL. force: KILL at once, and do not leave a
+    coordinator that waits for another node.
+    """
     return {"by": by, "code": 143, "grace": grace, "force": force}
 
 

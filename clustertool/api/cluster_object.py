@@ -146,8 +146,9 @@ class Cluster:
         process; "" for no container, None for what job.toml or conf.py has. nested: a launcher such as torchrun in the
         command is intended, one on each node; else it is an error: each trainer would begin its own training. settings: of the
         engine, as in its dict of conf.py and with priority over it. progress: is called with Progress values; without it, a
-        notebook shows a bar. nnodes: a text such as "2:4" for an elastic job. The others are the options of `clustertool run`,
-        and override job.toml.
+        notebook shows a bar. nnodes: a text such as "2:4" for an elastic job. force_env: `env` may replace ranks and addresses.
+        only_where_read: send each shard only to the node whose trainer reads it. skip_bad: go on without the nodes that fail
+        the checks. These three and the others are the options of `clustertool run`, and override job.toml.
 
         The job does not need this program any more: it goes on when the program ends. If it fails at once, wait() raises
         that. An exception such as KeyboardInterrupt in this call ends what it has started on the nodes.
@@ -263,7 +264,10 @@ def _option_text(value: object) -> str:
 
 
 def _require_list(name: str, value: Iterable[str]) -> tuple[str, ...]:
-    """Return a list of texts as a tuple. Raises UsageError for a text: it would count as the list of its characters."""
+    """Return a list of texts as a tuple. Raises UsageError for a text: it would count as the list of its characters.
+
+    name: of the parameter, for the error.
+    """
     if isinstance(value, str):
         raise UsageError(f"{name} is the text {value!r}", f"give a list: {name}={value.split()!r}")
     return tuple(value)

@@ -83,7 +83,10 @@ def make_folder(folder: Path, variable: str) -> None:
 
 
 def _system_folder(find: Callable[[str], Path], variable: str) -> Path:
-    """Return this tool's folder by a function of platformdirs. Raises NoHome where the path is not absolute."""
+    """Return this tool's folder by a function of platformdirs. Raises NoHome where the path is not absolute.
+
+    find: the function, which gets the name of the tool. variable: of the environment, which sets the folder, for the error.
+    """
     try:
         path = find("clustertool")
     except RuntimeError:  # of platformdirs since 4.10; earlier ones return ~ as it is

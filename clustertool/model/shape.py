@@ -54,12 +54,18 @@ class Malformed(ValueError):
 
 
 def read(kind: Type[T], value: object, path: str = "") -> T:
-    """Check a value from another machine, a file or a pod, and return it as its type states it. Raises Malformed."""
+    """Check a value from another machine, a file or a pod, and return it as its type states it. Raises Malformed.
+
+    path: the place of the value, for the error; "" for the whole.
+    """
     return cast(T, check_of(cast(Hashable, kind))(value, path))
 
 
 def read_own(kind: Type[T], value: object, path: str = "") -> T:
-    """Read what to_plain() has made. Only types are checked, and an unknown field is an error. Raises Malformed."""
+    """Read what to_plain() has made. Only types are checked, and an unknown field is an error. Raises Malformed.
+
+    path: see read().
+    """
     return cast(T, check_of(cast(Hashable, kind), own=True)(value, path))
 
 
@@ -80,7 +86,7 @@ def _record_fields(kind: type) -> Sequence[str]:
 
 
 def _wrong_value(path: str, value: object, wanted: str) -> Malformed:
-    """Build the error of a value that is not what is wanted; it shows at most 60 characters of the value."""
+    """Build the error of a value at `path` that is not what is wanted; it shows at most 60 characters of the value."""
     shown = repr(value) if isinstance(value, (str, int, float)) or value is None else f"a {type(value).__name__}"
     return Malformed(path, f"is {shown if len(shown) <= _SHOWN else shown[:_SHOWN] + '...'}, not {wanted}")
 
@@ -230,7 +236,7 @@ def _hints(kind: Any) -> Mapping[str, object]:
 
 
 def _limited(kind: Any, limit: Any, own: bool) -> Check:
-    """Create the check of a type with a limit; see the module's docstring."""
+    """Create the check of a type with a limit; see the module's docstring. own: see read_own()."""
     if get_origin(kind) is Union:
         return _one_message(kind, limit)
     if isinstance(limit, int):
@@ -252,7 +258,7 @@ def _name(kind: Type[Enum]) -> Check:
 def _many(hint: object, most: int, own: bool) -> Check:
     """Create the check of a list or an object with at most `most` entries of one type.
 
-    It returns a list, tuple, frozenset or dict, as `hint` has it.
+    It returns a list, tuple, frozenset or dict, as `hint` has it. own: see read_own().
     """
     origin = get_origin(hint)
     inner = [check_of(one, own) for one in get_args(hint) if one is not ...]
@@ -320,7 +326,10 @@ def _fields(kind: Any, own: bool, record: Optional[type] = None) -> Check:
 
 
 def _known_fields(kind: Any, own: bool) -> Tuple[Dict[str, Check], Iterable[str]]:
-    """Return the checks of the fields of a message or a record, and the names of those that must be there."""
+    """Return the checks of the fields of a message or a record, and the names of those that must be there.
+
+    own: see read_own().
+    """
     if get_origin(kind) is dict:  # with the fields of another record
         return {}, ()
     hints, names = _hints(kind), _record_fields(kind)

@@ -69,7 +69,10 @@ def joined_fix(fixes: Mapping[str, str]) -> str:
 
 
 def _messages(errors: Iterable[ClustertoolError], first_line: bool = False) -> list[str]:
-    """Format a message for each cause, with the folded names of its nodes in front and in place of one name in the text."""
+    """Format a message for each cause, with the folded names of its nodes in front and in place of one name in the text.
+
+    first_line: only the first line of the text.
+    """
     found = []
     for alike in grouped((for_node(one.what, one.node), one) for one in errors).values():
         named, what = fold(one.node for one in alike if one.node), alike[0].what.strip()

@@ -185,7 +185,7 @@ def _paint(text: str, style: str, colour: bool) -> str:
 def _uses_colour(environ: Mapping[str, str], is_terminal: bool) -> bool:
     """Decide whether to use colours: by NO_COLOR, then FORCE_COLOR and CLICOLOR_FORCE, else for terminals.
 
-    CLICOLOR=0 turns them off there. These are the rules of no-color.org.
+    is_terminal: the output is one; CLICOLOR=0 turns them off there. These are the rules of no-color.org.
     """
     if environ.get("NO_COLOR"):
         return False
@@ -276,7 +276,10 @@ class _Sink:
 
 
 def prefix(role: str, rank: int, node: str, width: int = 0) -> str:
-    """Format the prefix of a rank's lines: `[trainer 3 node2] `, padded to `width` columns to align several ranks."""
+    """Format the prefix of a rank's lines: `[trainer 3 node2] `, padded to `width` columns to align several ranks.
+
+    node: its name.
+    """
     return f"[{harmless(f'{role} {rank} {node}'.rstrip())}] ".ljust(width)
 
 

@@ -44,7 +44,7 @@ def discard(channel: Any) -> None:
 
 
 def run_briefly(do: Callable[[], None]) -> None:
-    """Run a function in a thread, since a dead peer could block it, and wait at most a second for its end.
+    """Run a function, `do`, in a thread, since a dead peer could block it, and wait at most a second for its end.
 
     Errors of a lost connection are ignored.
     """

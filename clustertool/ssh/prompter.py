@@ -119,7 +119,7 @@ class Prompter:
     def fresh(self, question: str, hidden: bool = True) -> str:
         """Ask a question and return the answer, "" for none; it is not remembered (a one-time code).
 
-        Waits until the thread that puts the questions has done so.
+        hidden: the answer does not appear on the screen. Waits until the thread that puts the questions has done so.
         """
         if self._silent or not self.present:
             return ""
@@ -251,7 +251,7 @@ class Prompter:
         return agreed
 
     def _remove_first_requests(self, which: Callable[[_Account], bool]) -> list[_Request]:
-        """Remove the first questions for the passwords of these accounts from the queue, and return them.
+        """Remove the first questions for the passwords of accounts from the queue, and return them. which: selects accounts.
 
         Called under the lock. A question that is repeated because the host has refused the last password stays.
         """

@@ -81,7 +81,7 @@ def _skip_to_shell(channel: paramiko.Channel, link: SshLink) -> None:
 def _copy_both_ways(channel: paramiko.Channel, check: Callable[[], None]) -> bool:
     """Copy between terminal and channel; return False when the program has ended or the connection is lost.
 
-    Returns True when the user types Enter ~ . in this order, and at the end of stdin.
+    Returns True when the user types Enter ~ . in this order, and at the end of stdin. check: called regularly; it may raise.
     """
     keys, last = sys.stdin.fileno(), b"\r"
     while not channel.closed:

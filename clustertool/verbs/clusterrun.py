@@ -337,9 +337,9 @@ def _use_folder_in_place(call: Call, folder: Path) -> None:
 def _script_and_arguments(launch: Launch, folder: Path, here: bool, local: bool) -> tuple[str, ...]:
     """Return the script, by its path in the workspace, and its arguments; () if the command is in --script or job.toml.
 
-    A module, a program that is no Python file, and all arguments of paddle.py stay as typed. local: the workspace is on this
-    machine, so a script is checked; else all stays as typed. Raises UsageError without a program, DataError for a script that
-    is not in the workspace.
+    A module, a program that is no Python file, and all arguments of paddle.py stay as typed. here: the job runs on this
+    machine, in `folder` itself, so the script is typed relative to it. local: the workspace is on this machine, so a script is
+    checked; else all stays as typed. Raises UsageError without a program, DataError for a script that is not in the workspace.
     """
     if launch.old or not local:
         return launch.arguments
@@ -380,9 +380,9 @@ def _check_devices(text: str, cluster: Cluster) -> None:
 def _choose_log_dir(call: Call, launch: Launch, folder: Path, here: bool) -> str:
     """Choose the folder for logs in the working directory: --log_dir, "" if it is outside or not given.
 
-    On this machine, except with paddle.py's options, --log_dir may be outside, and is log if not given. On nodes
-    call.given.log_dir gets it, too, for a copy on this machine. Expands ~ in launch.log_dir. Remarks on an unused one, and on
-    logs of an earlier job.
+    here: the job runs on this machine. Then, except with paddle.py's options, --log_dir may be outside, and is log if not
+    given. On nodes call.given.log_dir gets it, too, for a copy on this machine. Expands ~ in launch.log_dir. Remarks on an
+    unused one, and on logs of an earlier job.
     """
     launch.log_dir = launch.log_dir and str(this_user.expand_home(launch.log_dir))
     call.given.log_dir = "" if here else launch.log_dir  # on this machine, too

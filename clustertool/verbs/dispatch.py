@@ -70,7 +70,10 @@ def dispatch(call: Call) -> None:
 
 
 def _show_plan(call: Call, workspace: Workspace, cluster: Cluster, scattered: bool) -> None:
-    """Print what would be sent, for --dry. With --verify the nodes check what they have, and remove nothing."""
+    """Print what would be sent, for --dry. With --verify the nodes check what they have, and remove nothing.
+
+    scattered: each shard goes only to the nodes that read it.
+    """
     amount = f"{count(len(workspace.files), 'file')}, {human_bytes(workspace.size)}"
     shards = ", shards only to the nodes that read them" if scattered else f", as release {workspace.release}"
     call.terminal.line(f"would send {amount}{shards}")
@@ -140,7 +143,7 @@ def verify_releases(
 
 
 def _describe_verification(answer: VerifyAnswer, dry: bool) -> str:
-    """Describe as text how many releases and pieces a node has, and which are damaged."""
+    """Describe as text how many releases and pieces a node has, and which are damaged. dry: they were not removed."""
     all_ = f"{count(answer['releases'], 'release')} of {count(answer['pieces'], 'piece')}"
     all_ += f", {human_bytes(answer['bytes'])}"
     if not answer["damaged"] and not answer["lost"]:

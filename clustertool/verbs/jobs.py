@@ -112,7 +112,8 @@ def open_engine(
 def engine_of(call: Call, whole: bool = True, lag: float | None = None, newest: bool = False) -> Iterator[Engine]:
     """Return a context manager that yields the engine as open_engine() does, and at its end raises the errors of nodes.
 
-    whole=False: only the errors of nodes that have logged in and did not answer, for a verb that does not need all nodes.
+    whole=False: only the errors of nodes that have logged in and did not answer, for a verb that does not need all nodes. lag,
+    newest: see open_engine().
     """
     with open_engine(call, lag=lag, newest=newest) as engine:
         yield engine

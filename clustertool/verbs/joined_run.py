@@ -69,7 +69,10 @@ def perform(call: Call, request: RunRequest, meeting: TypedMeeting, folder: Path
 
 
 def _show_plan(call: Call, made: Plan, meeting: TypedMeeting, source: str) -> None:
-    """Print or answer with, for --dry, where the machines meet, and the plan with placeholders for what is not known before."""
+    """Print or answer with, for --dry, where the machines meet, and the plan with placeholders for what is not known before.
+
+    source: where the secret was found.
+    """
     own = "has no number" if meeting.index is None else f"is number {meeting.index}"
     about = {"coordinator": meeting.endpoint, "nodes": meeting.nodes, "index": meeting.index, "secret": source}
     if call.json:
@@ -197,7 +200,8 @@ def _reported_error(report: Report) -> ClustertoolError:
 def _follow_here(call: Call, request: RunRequest, planned: Report, ended: Ended, elastic: bool) -> None:
     """Follow the job in the records of this machine until its end, or with --detach until its ranks run.
 
-    Raises the job's error.
+    ended: called at the end of the job. elastic: the job can go on without this machine, so a stop ends only its part. Raises
+    the job's error.
     """
     job, node, own = planned["job"], int(planned["node"]), [(role, rank) for role, rank in planned["ranks"]]
     hide, inbox, copy = mask(request.secrets.values()), Inbox(), copy_of_logs(call, job)

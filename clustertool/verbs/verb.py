@@ -247,7 +247,10 @@ def report_usage_error(error: UsageError, json: bool) -> int:
 
 
 def run_and_report(body: Callable[[Call], None], call: Call) -> int:
-    """Call a verb's function, report every error on stderr and in the JSON answer, and return its exit code, 0 without one."""
+    """Call a verb's function, report every error on stderr and in the JSON answer, and return its exit code, 0 without one.
+
+    body: the verb's function.
+    """
     # Most objects of a command live until its end, so frequent collections find nothing.
     gc.set_threshold(100_000, 50, 50)
     try:

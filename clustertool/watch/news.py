@@ -176,7 +176,10 @@ class Failures:
         self._due = due if self._due is None else min(self._due, due)
 
     def _build_news(self, group: list[RankExit], t: float, followed: bool) -> FailureNews:
-        """Build the news of failures with the same error, and name in it the first one reported before with this error."""
+        """Build the news of failures with the same error, and name in it the first one reported before with this error.
+
+        t: when the first of them failed, by its node's clock. followed: see FailureNews.
+        """
         before = self._leaders.setdefault(same_error(group[0]), group[0])
         return FailureNews(t, group, None if before is group[0] else before, followed)
 

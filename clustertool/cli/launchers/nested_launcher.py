@@ -137,8 +137,8 @@ def _find_launcher(rest: Sequence[str], nodes: int) -> Inner | None:
 def _find_in_script(argv: Sequence[str], folder: str, several: bool) -> Inner | None:
     """Find the launcher that `sh -c TEXT`, a shell script of the workspace, or a script called by it starts; None without one.
 
-    It has no options and no program. At most 16 scripts are read. several: nodes have several trainers; then no options of the
-    launcher make one training of them.
+    It has no options and no program. At most 16 scripts are read. folder: the workspace. several: nodes have several trainers;
+    then no options of the launcher make one training of them.
     """
     texts = [_shell_text(_split_environ(argv)[1], folder)]
     for name, text in texts:
@@ -166,7 +166,7 @@ def _joins_nodes(text: str) -> bool:
 def _shell_text(argv: Sequence[str], folder: str) -> tuple[str, str]:
     """Return the name and the text of what the shell of a command runs: of -c, or of a script of the workspace.
 
-    ("", "") if the command is no shell or shell script, or if its file is not here.
+    folder: the workspace. ("", "") if the command is no shell or shell script, or if its file is not here.
     """
     shell = bool(argv) and os.path.basename(argv[0]) in _SHELLS
     rest = list(argv[1:] if shell else argv)
@@ -180,7 +180,7 @@ def _shell_text(argv: Sequence[str], folder: str) -> tuple[str, str]:
 
 
 def _read_script(folder: str, path: str) -> str:
-    """Read the first 64 KiB of a file of the workspace, "" if it is not here."""
+    """Read the first 64 KiB of a file of the workspace, "" if it is not here. path: relative to `folder`, the workspace."""
     with contextlib.suppress(OSError, ValueError):
         if Path(folder or ".", path).is_file():
             with Path(folder or ".", path).open("rb") as file:
@@ -201,7 +201,7 @@ def _split_environ(argv: Sequence[str]) -> tuple[list[str], list[str]]:
 def _parse_familiar(shown: str, arguments: list[str]) -> Inner:
     """Parse the arguments of torchrun or fleetrun as clusterrun does; without options and program if they are wrong.
 
-    `joins` is set if they name where several machines meet, or more than one node.
+    shown: see Inner. `joins` is set if they name where several machines meet, or more than one node.
     """
     try:
         launch = foreign_options.read(arguments, ())
@@ -226,7 +226,7 @@ def _parse_counted(shown: str, name: str, arguments: list[str], nodes: int) -> I
     """Parse the number of processes in the arguments of a launcher such as mpirun, and its program, into an Inner.
 
     The program begins with the first argument that is a Python script or interpreter; of several numbers before it the last one
-    counts. A total is divided by `nodes`, and rounded up.
+    counts. A total is divided by `nodes`, and rounded up. shown: see Inner. name: the launcher's key in _COUNTED.
     """
     names, of_all = _COUNTED[name]
     starts = (
@@ -268,7 +268,10 @@ def _right_command(inner: Inner, made: Plan, options: Options, typed: Sequence[s
 
 
 def _without_options(typed: Sequence[str], inner: Inner) -> list[str]:
-    """Copy a command line without --script and its value, and without options (and values) that the launcher has, but --env."""
+    """Copy a command line without --script and its value, and without options (and values) that the launcher has, but --env.
+
+    inner: the launcher that the command itself starts, as torchrun in `--script "torchrun ..."`.
+    """
     takes_value = {"--script": True, **{name: bool(value) for name, value in inner.options if name != "--env"}}
     kept, rest = [], list(typed)
     while rest:

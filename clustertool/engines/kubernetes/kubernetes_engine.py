@@ -118,7 +118,7 @@ class KubernetesEngine(Engine):
     def _open_once(self, lag: float | None, job: str, newest: bool) -> Fleet:
         """Restore the records of ended pods, connect to the running pods that are not connected yet, and return the fleet.
 
-        Pods whose records cannot be restored are hosts with an error.
+        Pods whose records cannot be restored are hosts with an error. lag: see Fleet.open. job, newest: see Engine.open.
         """
         running: dict[str, Host] = {}
         for name, objects in self._select_jobs(job, newest).items():

@@ -179,7 +179,10 @@ class SlurmHost:
         return found["path"], slurm_answers.read_output(found["text"])
 
     def withdraw(self, job: str, only_bundle: bool = False) -> None:
-        """Remove the folder of a submission, or only the bundle in it, which has the job's key."""
+        """Remove the folder of a submission.
+
+        only_bundle: remove nothing but the bundle in it, which has the job's key.
+        """
         self._fleet.ask_one(0, messages.WITHDRAW({"job": job, "only_bundle": only_bundle}))
 
 

@@ -96,6 +96,8 @@ def pull(image: LocalImage, check: Callable[[], None]) -> LocalImage:
 def save(image: LocalImage, kind: str, check: Callable[[], None]) -> SavedImage:
     """Save an image as files below the cache folder, unless an earlier dispatch has done so, and read them as a workspace.
 
+    kind: its form, COPY_DIR, COPY_ARCHIVE or COPY_FILE. check: called ten times a second while the runtime saves it.
+
     Before a new one is saved, all others but the newest are removed. Raises DispatchError without room or if the runtime fails,
     ConfigError if the cache folder cannot be made, or what `check` raises.
     """
@@ -120,7 +122,7 @@ def save(image: LocalImage, kind: str, check: Callable[[], None]) -> SavedImage:
 def _write_files(image: LocalImage, kind: str, folder: Path, check: Callable[[], None]) -> None:
     """Write the files of an image into a new folder, and its id into `files.id` next to it.
 
-    A .sif file is linked, or copied where that fails. Raises DispatchError without room for them.
+    kind, check: see save(). A .sif file is linked, or copied where that fails. Raises DispatchError without room for them.
     """
     folder.mkdir(mode=0o700)
     free = shutil.disk_usage(folder).free

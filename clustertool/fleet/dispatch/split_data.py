@@ -191,7 +191,7 @@ def _require_unchanged(file: BinaryIO, data: _Data, order: LineOrder) -> None:
 def _stage(folder: Path, name: str) -> Iterator[Path]:
     """Return a context manager that creates a separate folder in `folder`, locks it, and removes it at its end.
 
-    First it removes those that killed splits of this file have left.
+    name: of the file that is split, for the folder's. First it removes those that killed splits of this file have left.
     """
     folder.mkdir(parents=True, exist_ok=True)
     for left in folder.glob(f".{glob.escape(name)}-????????.split"):
@@ -319,7 +319,7 @@ class _Shuffle:
     def _scatter(self, file: BinaryIO, size: int, count: int, reported: bool) -> Iterator[tuple[Path, int, int]]:
         """Write each line into one of `count` files at random, then yield (path, bytes, lines) of those that are not empty.
 
-        All of them are complete before the first one is yielded.
+        All of them are complete before the first one is yielded. reported: call `progress`.
         """
         paths = [self._folder / f"bucket{next(self._names)}" for _ in range(count)]
         sizes, lines = [0] * count, [0] * count
@@ -338,7 +338,10 @@ class _Shuffle:
                 yield path, its_size, its_lines
 
     def _pieces(self, file: BinaryIO, size: int, reported: bool) -> Iterator[bytes]:
-        """Yield the lines of the first `size` bytes; one that is longer than a block comes in several pieces."""
+        """Yield the lines of the first `size` bytes; one that is longer than a block comes in several pieces.
+
+        reported: call `progress`.
+        """
         done = checked = 0
         with open(os.dup(file.fileno()), "rb", buffering=BLOCK) as reader:
             reader.seek(0)

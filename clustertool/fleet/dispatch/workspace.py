@@ -457,6 +457,9 @@ class _Walk:
     def _reason_to_leave_out(self, entry: os.DirEntry[bytes], path: str, is_dir: bool, top: bool) -> str:
         """Return why an entry is left out, "" if it is sent.
 
+        path: of the entry, relative to the workspace. is_dir: it is a folder, and no link to one. top: it is in the workspace's
+        own folder, not in one below it.
+
         The first of these counts: its name; results and logs of earlier jobs, if no line of .clusterignore fits it; a virtual
         environment; a line of .clusterignore, or if none fits, of a file of ignore_from; and, unless a line of .clusterignore
         takes it, the name of a private key or of credentials.
@@ -477,7 +480,7 @@ class _Walk:
     def _reason_of_jobs(self, entry: os.DirEntry[bytes], path: str, is_dir: bool, top: bool) -> str:
         """Return why a path, which no line of .clusterignore fits, counts as results or logs of earlier jobs, else "".
 
-        For a folder with code, what is sent of it is recorded: see _has_code().
+        path, is_dir, top: see _reason_to_leave_out(). For a folder with code, what is sent of it is recorded: see _has_code().
         """
         name = os.fsdecode(entry.name)
         if is_dir and _FETCHED.fullmatch(name):
@@ -500,6 +503,8 @@ class _Walk:
 
     def _has_code(self, folder: bytes, path: str, marked: bool) -> bool:
         """Check whether a folder with the name, or the mark, of earlier jobs has what a program needs.
+
+        path: of the folder, relative to the workspace. marked: it has the mark, the file LOGS_MARK.
 
         If so, records what is sent of it. Needed are a package, files that git tracks, and files that a line of .clusterignore
         takes; in a folder without the mark, all modules of Python.

@@ -82,7 +82,7 @@ def unreachable(
 def _ping(node: int, answer: Optional[bool], answered: bool) -> Finding:
     """Report the result of a ping: without a reply a warning if the node answered by ssh (`answered`), else an error.
 
-    None, not measured, is the level skip.
+    answer: there was a reply; None, not measured, is the level skip.
     """
     if answer is None:
         return Finding(node, "ping", "skip", "not measured")

@@ -117,9 +117,10 @@ def valid_user(name: str) -> bool:
 
 
 def read_hosts(value: object, listed: str = "HOSTS") -> Tuple[Host, ...]:
-    """Read HOSTS of conf.py, or the list of an option, `listed`, as hosts with node ids.
+    """Read HOSTS of conf.py, or the list of an option, as hosts with node ids.
 
-    Raises ConfigError for another value, an empty list, and a wrong entry, which it names.
+    listed: the name of what has the list, HOSTS or the option, for errors. Raises ConfigError for another value, an empty list,
+    and a wrong entry, which it names.
     """
     if not isinstance(value, (list, tuple)):
         raise ConfigError(f"{listed} is {value!r}, not a list", _FIX)
@@ -130,7 +131,7 @@ def read_hosts(value: object, listed: str = "HOSTS") -> Tuple[Host, ...]:
 
 
 def _read_listed(entry: object, listed: str) -> List[Host]:
-    """Read an entry of HOSTS or of the option `listed`, which may have ranges; a Host is returned as it is."""
+    """Read an entry of a list, which may have ranges; a Host is returned as it is. listed: see read_hosts()."""
     if isinstance(entry, Host):
         return [entry]
     shown = entry["host"] if listed != "HOSTS" and isinstance(entry, dict) else entry
@@ -186,7 +187,7 @@ def read_entry(entry: object, place: str) -> List[Host]:
 def _read_other_keys(entry: Dict[str, object], place: str) -> Host:
     """Build a host of the keys of a dict entry other than host, checked one by one.
 
-    Raises ConfigError for a wrong value, and for nproc and slots together.
+    place: see read_entry(). Raises ConfigError for a wrong value, and for nproc and slots together.
     """
 
     def text(key: str) -> str:
@@ -233,7 +234,8 @@ def _read_other_keys(entry: Dict[str, object], place: str) -> Host:
 def _parse_text(line: str, place: str) -> List[Host]:
     """Parse "[user@]host[:port]" with ranges to hosts.
 
-    As for ssh, the last @ ends the user, and ssh:// may be in front. Raises ConfigError for a wrong user, host, range or port.
+    As for ssh, the last @ ends the user, and ssh:// may be in front. place: see read_entry(). Raises ConfigError for a wrong
+    user, host, range or port.
     """
     line = line.strip()
     if line.startswith("ssh://"):
@@ -260,7 +262,10 @@ def _is_name(name: str) -> bool:
 
 
 def _split_port(rest: str, place: str) -> Tuple[List[str], int]:
-    """Split "host:port" or "[IPv6]:port", and expand ranges: (names, port), port 0 if there is none. Raises ConfigError."""
+    """Split "host:port" or "[IPv6]:port", and expand ranges: (names, port), port 0 if there is none. Raises ConfigError.
+
+    place: see read_entry().
+    """
     inside, closed, tail = rest[1:].partition("]")
     if rest.startswith("[") and (":" in inside or is_address(inside)):  # `ssh -G` prints 10.0.0.1 as [10.0.0.1]
         if not closed or (tail and not tail.startswith(":")):
@@ -325,7 +330,8 @@ def is_address(text: str) -> bool:
 def device_ids(value: object, what: str) -> Tuple[int, ...]:
     """Read the ids of devices from "0,1", 3 or [0, 1], in this order.
 
-    Raises ConfigError for another value, and for an id named twice.
+    what: the name of the option or key that has them. Raises ConfigError, which begins with it, for another value, and for an
+    id named twice.
     """
     if isinstance(value, str):
         items: Sequence[object] = [item.strip() for item in value.split(",") if item.strip()]
@@ -347,7 +353,7 @@ def device_ids(value: object, what: str) -> Tuple[int, ...]:
 
 
 def _read_port(value: object, place: str) -> int:
-    """Read a port. Raises ConfigError."""
+    """Read a port. Raises ConfigError, which begins with `place`."""
     port = whole(value, 1, HIGHEST_PORT)
     if port is None:
         raise ConfigError(f"{place}: {value!r} is no port", f"a port is a number from 1 to {HIGHEST_PORT}")
@@ -355,7 +361,7 @@ def _read_port(value: object, place: str) -> int:
 
 
 def _read_positive(value: object, what: str) -> int:
-    """Read a whole number from 1 to 99999. Raises ConfigError."""
+    """Read a whole number from 1 to 99999. Raises ConfigError, which begins with `what`."""
     number = whole(value, 1, 99999)
     if number is None:
         raise ConfigError(f"{what} is {value!r}, which is not valid", "a whole number from 1 to 99999")
@@ -365,7 +371,7 @@ def _read_positive(value: object, what: str) -> int:
 def _read_roles(value: object, place: str) -> Tuple[Tuple[str, Optional[int]], ...]:
     """Convert a list of roles, or a dict {role: number}, to pairs (role, number); the number is None in a list.
 
-    Raises ConfigError for another type, an unknown role, one that is named twice, and a wrong number.
+    place: see read_entry(). Raises ConfigError for another type, an unknown role, one that is named twice, and a wrong number.
     """
     fix = 'write roles as ["pserver", "trainer", "heter"] or {"pserver": 1, "trainer": 2}'
     pairs: List[Tuple[object, object]]

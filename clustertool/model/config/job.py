@@ -237,7 +237,10 @@ def read_job(cluster: Cluster, toml: Toml, options: Options) -> JobSpec:
 
 
 def valid_job_id(text: str, option: str = "--job-id") -> str:
-    """Check and return the id of a job. Raises UsageError. Names of jobs have the same form."""
+    """Check and return the id of a job. Raises UsageError. Names of jobs have the same form.
+
+    option: the option that has it, for the error.
+    """
     if not is_job_id(text):
         fix = "letters, digits, '.', '_' and '-', up to 64, the first one a letter or digit"
         raise UsageError(f"{option} {text!r} is no job {'name' if option == '--name' else 'id'}", fix)
@@ -331,7 +334,7 @@ def with_python(arguments: Sequence[str]) -> Tuple[str, ...]:
 def combine_starts(how: str, other: str) -> str:
     """Combine two of torchrun's switches about the program, as torchrun does; the later one counts, except after run-path.
 
-    Raises UsageError for a program that cannot be started in both ways.
+    how: the earlier one, as for started_by(). Raises UsageError for a program that cannot be started in both ways.
     """
     if {how, other} == {"module", "no-python"}:
         raise UsageError("--module is started by Python, and --no-python starts the program itself", "give one of them")
@@ -351,7 +354,10 @@ def started_by(how: str, arguments: Sequence[str]) -> Tuple[str, ...]:
 
 
 def _parse_count(text: str, option: str, right: str = NUMBER, most: int = MOST) -> Optional[int]:
-    """Parse a number from 1 to `most`; None for "". Raises UsageError, which states what is right."""
+    """Parse a number from 1 to `most`; None for "". Raises UsageError.
+
+    option: the option that has the number, for the error. right: what is right, for the error.
+    """
     number = whole(text, 1, most)
     if number is None and text:
         raise UsageError(f"{option} {text!r} is not valid", right)
@@ -359,7 +365,7 @@ def _parse_count(text: str, option: str, right: str = NUMBER, most: int = MOST) 
 
 
 def _parse_port(text: str, option: str) -> int:
-    """Parse a port, 0 if it is not given. Raises UsageError."""
+    """Parse a port, 0 if it is not given. Raises UsageError. option: see _parse_count()."""
     return _parse_count(text, option, f"a port from 1 to {HIGHEST_PORT}", HIGHEST_PORT) or 0
 
 
@@ -407,7 +413,10 @@ def _stages(role: Role, options: Options) -> Tuple[Role, ...]:
 
 
 def _by_stage(option: str, text: str) -> List[str]:
-    """Split "a,b;c" into "a,b" and "c"; one empty part if nothing is given. Raises UsageError for an empty stage."""
+    """Split "a,b;c" into "a,b" and "c"; one empty part if nothing is given. Raises UsageError for an empty stage.
+
+    option: the option that has the text, for the error.
+    """
     parts = [part.strip(" ,") for part in text.split(";")]
     if len(parts) > 1 and not all(parts):
         fix = f'{option} "a;b": in quotes, with ; only between stages'
@@ -422,7 +431,7 @@ def _parts(values: Sequence[str]) -> Tuple[str, ...]:
 
 
 def _endpoints(values: Sequence[str], option: str) -> Tuple[str, ...]:
-    """Split values at commas. Raises UsageError for an endpoint with a port that is named twice."""
+    """Split values at commas. Raises UsageError for an endpoint with a port that is named twice. option: see _by_stage()."""
     parts = _parts(values)
     for part in parts:
         if parts.count(part) > 1 and re.search(r"(^[^:]+|\]):\d+$", part):
@@ -500,7 +509,8 @@ def _policy(cluster: Cluster, file: Toml, options: Options) -> Policy:
     def checked(name: str, default: object, read: Callable[[object], Optional[Value]], what: str, fix: str) -> Value:
         """Read the option of this name, else the value of [policy], else the default.
 
-        Raises UsageError for the option, DataError for the file.
+        read: converts the value; None: it is wrong. what: a right value, for the error. fix: of the error. Raises UsageError
+        for the option, DataError for the file.
         """
         typed = getattr(options, name)
         value = typed or file.get(name, default)

@@ -231,12 +231,15 @@ class Surroundings(NamedTuple):
 
 
 def place_of(mark: str) -> str:
-    """Compute the value of the label by which the containers of a job on one node are found. It hides the job's token."""
+    """Compute the value of the label by which the containers of a job on one node are found. It hides the job's token.
+
+    mark: that of the job's processes on the node, with this token in it.
+    """
     return hashlib.sha256(mark.encode()).hexdigest()[:16]
 
 
 def name_of(job: str, mark: str, role: str, rank: int, attempt: int) -> str:
-    """Compute the name of a rank's container in an attempt."""
+    """Compute the name of a rank's container in an attempt. mark: see place_of()."""
     return f"ct-{job}-{role}{rank}-{attempt}-{place_of(mark)[:8]}"
 
 
@@ -311,7 +314,10 @@ def _labels(spec: Spec) -> List[str]:
 
 
 def _mount(path: str, target: str) -> str:
-    """Build the option that mounts a folder or a file. --volume splits its value at each colon; --mount has fields of CSV."""
+    """Build the option that mounts a folder or a file. --volume splits its value at each colon; --mount has fields of CSV.
+
+    path: on the node. target: in the container.
+    """
     return f"--mount=type=bind,{_fields(path, target)}" if ":" in path else f"--volume={path}:{target}"
 
 
@@ -344,7 +350,10 @@ def _user(container: ContainerSpec) -> List[str]:
 
 
 def _bind(path: str) -> str:
-    """Build apptainer's option for a mount. Its --bind splits its value at commas, too."""
+    """Build apptainer's option that mounts a path at the same path: --bind, or --mount for a path with , : or ".
+
+    --bind splits its value at commas and colons.
+    """
     plain = not any(sign in path for sign in ',:"')
     return f"--bind={path}:{path}" if plain else f"--mount=type=bind,{_fields(path, path, 'destination')}"
 
@@ -423,7 +432,8 @@ def passed_variables(
 def removal(runtime: str, program: str, mark: str) -> List[str]:
     """Build the command that removes all containers of a job on this node, and writes the ids of those that are left.
 
-    It exits with another code than 0 if this cannot be known. Empty for a runtime without a list of containers.
+    program: the path of the runtime's client. mark: see place_of(). It exits with another code than 0 if this cannot be known.
+    Empty for a runtime without a list of containers.
     """
     if runtime not in (DOCKER, PODMAN):
         return []

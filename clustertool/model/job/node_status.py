@@ -142,7 +142,7 @@ class NodeRecord(CaretakerRecord):
         return self._part(node, alive, unknown)._replace(coordinator=self.coordinator)
 
     def _part(self, node: int, alive: bool, unknown: str) -> NodePart:
-        """Return the part without its coordinator: by the outcome, else by what lives.
+        """Return the part without its coordinator: by the outcome, else by what lives. alive, unknown: see part_of().
 
         UNKNOWN for damaged records if there is neither an end nor a living supervisor. Without an outcome: RUNNING, or STARTING
         before the first rank; without a living supervisor UNKNOWN if that is not sure, STARTING if there was none, else LOST.

@@ -138,7 +138,10 @@ def _paddlejob(settings: KubernetesSettings, order: WorkloadOrder) -> Manifest:
 def _paddlejob_of(
     settings: KubernetesSettings, order: WorkloadOrder, template: Callable[[RolePods], Manifest]
 ) -> Manifest:
-    """Build a PaddleJob with these templates of pods. By default its pods stay when it is over: their logs have the records."""
+    """Build a PaddleJob. By default its pods stay when it is over: their logs have the records.
+
+    template: returns the template of a role's pods.
+    """
     own = settings.paddlejob
     policy, intranet = own.get("clean_pod_policy", "Never"), own.get("intranet", "PodIP")
     spec: Manifest = {"cleanPodPolicy": policy, "intranet": intranet}

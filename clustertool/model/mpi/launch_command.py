@@ -159,7 +159,10 @@ def _hydra_options(address: str) -> List[str]:
 def _open_mpi_options(
     implementation: Implementation, nodes: Sequence[int], options: Sequence[str], root: bool
 ) -> List[str]:
-    """Build the options of Open MPI that place ranks and start daemons; --map-by and --bind-to only if the user gives none."""
+    """Build the options of Open MPI that place ranks and start daemons; --map-by and --bind-to only if the user gives none.
+
+    nodes, options, root: see mpirun().
+    """
     argv = ["--allow-run-as-root"] if root else []
     argv += ["--hostfile", HOSTFILE]
     if not gives(options, "map-by"):

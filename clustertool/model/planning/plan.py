@@ -1,4 +1,7 @@
-"""plan() computes the plan of a job. It is pure: `--dry` prints this value, and `run` executes it."""
+"""plan() computes the plan of a job. It is pure: `--dry` prints this value, and `run` executes it.
+
+A seat is a process that has its rank, node and devices, but no ports and no environment yet (model/planning/ranks.py).
+"""
 
 from __future__ import annotations
 
@@ -232,7 +235,7 @@ def _ready(table: Table, seat: Seat) -> Tuple[int, ...]:
 def _require_shards(nodes: Sequence[PlannedNode], folder: str) -> None:
     """Check that each node has the shards of its own trainers, since with --job-workspace none are sent.
 
-    Raises the DataErrors of all nodes that lack some.
+    folder: --job-workspace, for the errors. Raises the DataErrors of all nodes that lack some.
     """
     errors = []
     for node in nodes:
@@ -253,7 +256,7 @@ def below_home(path: str, home: str) -> str:
 
 
 def _placeholders(table: Table, seat: Seat, paths: JobPaths, nic: str) -> Dict[str, str]:
-    """Compute the values of {port}, {rank} and other names in the command of a process."""
+    """Compute the values of {port}, {rank} and other names in the command of a process. nic: the node's interface."""
     servers = table.roles["pserver"]
     return {
         "port": str(table.first_port(seat)),

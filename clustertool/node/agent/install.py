@@ -49,7 +49,7 @@ def install(
 def _install(files: Dict[str, str], place: str, safe: Callable[[str], None], complete: Callable[[str], bool]) -> None:
     """Write the files to a new directory below the cache, and rename it to `place`; before, remove versions that are not used.
 
-    Raises OSError, also for a cache that other users can change.
+    safe, complete: see install(). Raises OSError, also for a cache that other users can change.
     """
     cache = os.path.dirname(place)
     os.stat(os.path.dirname(os.path.dirname(cache)))  # a home that does not exist is not created
@@ -95,7 +95,8 @@ def _install_temporary(files: Dict[str, str]) -> str:
 def _write(files: Dict[str, str], part: str, place: str) -> None:
     """Write the files, each compiled, and the list by which a start finds out whether the directory is complete.
 
-    A compiled file is used without a comparison with its source, whose times a backup or a file server may change.
+    part: the directory. place: its later path, for tracebacks. A compiled file is used without a comparison with its source,
+    whose times a backup or a file server may change.
     """
     mode = py_compile.PycInvalidationMode.UNCHECKED_HASH
     for name, text in files.items():

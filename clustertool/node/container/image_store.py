@@ -156,7 +156,7 @@ def _store_piece(store: Store, data: bytes) -> str:
 def inspect(program: str, image: str) -> Image:
     """Return id, digest and size of an image in the runtime's store; the id is "" if it is not there.
 
-    Raises DispatchError if the runtime reports another error, or does not answer within 60 s.
+    program: the path of the runtime's client. Raises DispatchError for another error, or after 60 s without an answer.
     """
     code, out, err = programs.output([program, "image", "inspect", image], _QUICK, cwd="/")
     text = err.lower()
@@ -169,7 +169,10 @@ def inspect(program: str, image: str) -> Image:
 def save(
     program: str, kind: str, runtime: str, image: str, folder: str, check: Callable[[], None] = require_wanted
 ) -> str:
-    """Write an image to an empty folder, and return the id that it gets when it is loaded. Raises DispatchError."""
+    """Write an image to an empty folder, and return the id that it gets when it is loaded. Raises DispatchError.
+
+    program: the path of the runtime's client. kind: the form, COPY_DIR or COPY_ARCHIVE. check: see image_program.run().
+    """
     argv = container_runtimes.save(program, kind, runtime, image, folder)
     try:
         if kind == container_runtimes.COPY_DIR:
@@ -295,7 +298,7 @@ def _write_archive(store: Store, release: str, file: BinaryIO) -> None:
 def _room_required(program: str, runtime: str, root: str, need: int = 0) -> Iterator[None]:
     """Require `need` free bytes where the runtime keeps images; add the free ones to an error of the body for a full disk.
 
-    Raises DispatchError if fewer are free.
+    root: ROOT_DIR, where apptainer keeps them. Raises DispatchError if fewer are free.
     """
     place = root
     if runtime != APPTAINER:

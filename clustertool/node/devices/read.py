@@ -54,7 +54,7 @@ def read_devices(module: str, full: bool = True) -> Dict[str, Any]:
 def _read_unless_hung(kind: str, module: str, full: bool) -> Dict[str, Any]:
     """Read the cards by NVML, or the tool of another vendor: {devices, problem, ...}.
 
-    If NVML has not answered once in 15 s, returns only a problem from then on.
+    kind: of the cards. module, full: see read_devices(). Once NVML has not answered in 15 s, returns only a problem.
     """
     if kind != "gpu":
         return vendor_tools.read(kind)

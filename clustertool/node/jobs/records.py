@@ -249,8 +249,8 @@ def find(root: str, entry: str, hostname: str, job: str = "", exact: bool = Fals
     """Find the records of this node below ROOT_DIR, newest first. entry: how conf.py names this node, user@host:port.
 
     Other nodes may see the same ROOT_DIR: a node's own record is the one made for its entry, or else for its host name, or in
-    ROOT_DIR itself for none. job: what a user calls the jobs (see can_mean()), "" for all; exact: an id. Removes stale entries
-    of the ledger, and restores markers.
+    ROOT_DIR itself for none. root: ROOT_DIR. hostname: of this node. job: what a user calls the jobs (see can_mean()), "" for
+    all; exact: an id. Removes stale entries of the ledger, and restores markers.
     """
     own: List[Record] = []
     by_name: Dict[str, Record] = {}
@@ -354,7 +354,7 @@ def _checked_header(found: Mapping[str, object], paths: JobPaths) -> JobHeader:
 
 
 def record_loss(job: int, why: str, make: bool = True) -> None:
-    """Append the event that the supervisor was lost, without waiting for the disk. make: see record_clean().
+    """Append the event that the supervisor was lost, and why, without waiting for the disk. make: see record_clean().
 
     The processes of the dead supervisor are still to be ended.
     """
@@ -371,7 +371,10 @@ def record_clean(job: int, survivors: List[str], make: bool = True) -> None:
 
 
 def _append_event(job: int, type: str, fields: Mapping[str, object], make: bool, durable: bool) -> None:
-    """Append an event to the file of events. Ignores OSError."""
+    """Append an event to the file of events. Ignores OSError.
+
+    make: see record_clean(). durable: it is on the disk before this returns.
+    """
     with contextlib.suppress(OSError):
         journal = files.Journal(files.open_append(job, f"{OURS}/events.jsonl", make))
         journal.write(written_event(type, round(time.time(), 3), fields))
@@ -457,7 +460,7 @@ def find_shared(root: str, base: str, job: str, exact: bool) -> List[Record]:
 
 
 def _base_path(root: str, base: str) -> str:
-    """Return the path of a base. Raises NotFound for a name that is none, and for a folder of another user."""
+    """Return the path of a base, by its name, "" for `root`. Raises NotFound for another name or a folder of another user."""
     path = os.path.join(root, base) if base else root
     if not is_base(base) or (base and not _is_folder(path)):
         raise NotFound(f"{base!r} is no folder of a node below {root}", "check ROOT_DIR")

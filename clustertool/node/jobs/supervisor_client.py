@@ -32,9 +32,9 @@ def order(
     patience: float,
     responsive: Callable[[], bool] = lambda: True,
 ) -> bool:
-    """Send an order to the supervisor of a job. Return whether it was accepted; False after any error. See ask().
+    """Send an order to the supervisor of a job. Return whether it was accepted; False after any error.
 
-    A supervisor of the previous version has a fifo in the place of the socket, and sends no answer.
+    patience, responsive: see ask(). A supervisor of the previous version has a fifo, not a socket, and sends no answer.
     """
     with contextlib.suppress(OSError, ClustertoolError):
         if stat.S_ISFIFO(os.lstat(paths.control).st_mode):

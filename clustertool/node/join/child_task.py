@@ -108,7 +108,7 @@ class ChildTask:
 def _become(body: Callable[[int, int], None], orders: int, answer: int) -> None:
     """Detach the child from its parent's session and descriptors, ignore signals to end, run the task, and exit.
 
-    It keeps stderr, for tracebacks.
+    It keeps stderr, for tracebacks. body: the task, which gets the pipes for its orders and its answer.
     """
     try:
         null = os.open(os.devnull, os.O_RDWR)
@@ -229,7 +229,10 @@ def _read_order(orders: int, seconds: Optional[float]) -> bytes:
 
 
 def _run_for_answer(do: Callable[[], Reply]) -> Reply:
-    """Run the work, and return its answer. An exception becomes {"errors": ...}, a bug as InternalError with its traceback."""
+    """Run the work, `do`, and return its answer.
+
+    An exception becomes {"errors": ...}, a bug as InternalError with its traceback.
+    """
     try:
         return do()
     except ClustertoolError as error:

@@ -231,7 +231,7 @@ class StoreMeeting:
     def ranks_deadline(self, coordinates: bool) -> Callable[[], float]:
         """Create the function that returns by when this node's ranks must be dead, as the store decides (CLOCK_BOOTTIME).
 
-        That is 0.0 once the epoch is outdated there.
+        That is 0.0 once the epoch is outdated there. coordinates: this node coordinates the epoch.
         """
 
         def end() -> float:
@@ -331,7 +331,7 @@ class _StoreThread:
             self._note(repr(error))
 
     def _obey(self, orders: Deque[Callable[[], None]]) -> None:
-        """Execute the first order. Raises its EtcdError; if that is not final, the order stays first in the queue."""
+        """Execute the first of `orders`. Raises its EtcdError; if that is not final, the order stays first in the queue."""
         order = orders.popleft()
         try:
             order()

@@ -340,7 +340,7 @@ class JoiningNode:
             self.record = None
 
     def record_error(self, error: ClustertoolError, coordinates: bool) -> None:
-        """Record the outcome of an error with which the job ends here, and close the record, if there is one."""
+        """Call record_outcome() with the outcome of an error with which the job ends here. coordinates: see there."""
         if self.record is not None:
             self.record_outcome(outcome_of(error, self.record.spec["lead"]["node"]), coordinates)
 

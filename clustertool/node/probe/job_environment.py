@@ -126,7 +126,7 @@ def _output(asked: JobEnvironment, process: ProcessCommand, limit: float) -> Tup
 def _problem(code: int, output: str, prelude: bool, limit: float) -> Problem:
     """Build ("packages", "warn" or "error", what, fix) for a Python that has reported no versions.
 
-    It is a warning only if there is no python3 and no PRELUDE.
+    code: its exit code, -1 after `limit` seconds. prelude: there is a PRELUDE. A warning only without python3 and PRELUDE.
     """
     # Behind a prelude, ours is the last line.
     last = "; ".join(output.strip().splitlines()[-2 if prelude else -1 :])[-_SHOWN:]

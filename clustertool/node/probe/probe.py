@@ -118,7 +118,10 @@ def _nearest_folder(path: str) -> str:
 
 
 def _check_root(root: str, existing: str, problems: List[Problem]) -> None:
-    """Add a problem if ROOT_DIR is unsafe, or cannot be written, and a warning if no program there can be executed."""
+    """Add a problem if ROOT_DIR is unsafe, or cannot be written, and a warning if no program there can be executed.
+
+    existing: the deepest directory of it that is there.
+    """
     fix = "choose a ROOT_DIR in conf.py that you can write to"
     wrong = path_trust.unsafe(root)
     if wrong:
@@ -153,7 +156,7 @@ def _has_end(path: str) -> bool:
 def _directory_id(existing: str, root: str, shared: Mapping[str, str]) -> str:
     """Identify a directory, which need not exist: nodes that see the same one have the same id.
 
-    On one machine it is device and inode, on NFS server and export.
+    On one machine it is device and inode, on NFS server and export. existing: see _check_root(). shared: {device: NFS source}.
     """
     info = os.stat(existing)
     rest = os.path.relpath(root, existing)
@@ -282,7 +285,7 @@ _ESCAPED = 12  # bytes of JSON that a character needs at most
 def _workspace(path: str, list_it: bool, problems: List[Problem]) -> ProbeAnswer:
     """Read {listing: paths of files in it, sorted, job_toml: its text or ""} of --job-workspace, and add problems.
 
-    {} without such a folder. If nothing but job.toml could need the files, they are listed only where it does.
+    {} without such a folder. list_it: list the files also where job.toml has no shards.
     """
     top = os.path.expanduser(path)
     if not os.path.isdir(top):

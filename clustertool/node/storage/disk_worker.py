@@ -20,7 +20,7 @@ class DiskWorker:
         return self._calls.qsize()
 
     def put(self, work: Callable[..., None], *arguments: object) -> bool:
-        """Queue a call for the thread, which is started if there is none. Return False if the thread cannot start.
+        """Queue work(*arguments) for the thread, which is started if there is none. Return False if the thread cannot start.
 
         The call is then not queued. The user may have no process to spare, and a later call tries again.
         """

@@ -353,7 +353,7 @@ class RankTable:
     def status(self, attempt: int, coordinates: bool, stopping: str, outcome: Optional[Outcome]) -> LiveStatus:
         """Build the answer to a request for the status of this node, with the state, pid and log of each rank.
 
-        stopping: see LiveStatus.
+        coordinates: `leads` of LiveStatus. stopping: see there.
         """
         return {
             "type": "status",

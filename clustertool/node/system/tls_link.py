@@ -41,7 +41,10 @@ def join_patience(loss_timeout: float, nodes: int) -> float:
 
 
 def context(certificate: str, key: str, server: bool) -> ssl.SSLContext:
-    """Create a TLS context with the job's certificate as its own and its only authority, so that both sides must be members."""
+    """Create a TLS context with the job's certificate as its own and its only authority, so that both sides must be members.
+
+    certificate, key: as PEM. server: for the side that accepts.
+    """
     ctx = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if server else ssl.PROTOCOL_TLS_CLIENT)
     ctx.minimum_version = ssl.TLSVersion.TLSv1_2
     ctx.check_hostname = False

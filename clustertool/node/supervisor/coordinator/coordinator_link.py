@@ -153,7 +153,7 @@ def may_leave(spec: Spec, coordinates: bool) -> bool:
 
 
 def require_may_leave(spec: Spec, coordinates: bool) -> None:
-    """Raise UsageError, with the reason, where may_leave() is False."""
+    """Raise UsageError, with the reason, where may_leave() is False. coordinates: see there."""
     if "elastic" not in spec:
         what = f"job {spec['job']} is not elastic: {spec['name']} belongs to it until it ends"
         raise UsageError(what, "stop the job, or start it with --nnodes MIN:MAX")
