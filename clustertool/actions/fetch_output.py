@@ -131,7 +131,8 @@ def _copy_folder(
     """Copy a folder of a node into `to`; return (what was copied, the files in it that are not surely the job's own).
 
     Of a folder in which several jobs have run, only the files that are this job's by their times are copied; the second list
-    has those that were left out, too. Raises NotFound if there is no such folder.
+    has those that were left out, too. place: the job's directory on the node. wanted: the path of the folder in it. Raises
+    NotFound if there is no such folder.
     """
     folder = NodeFolder(fleet, node, posixpath.join(place, wanted))
     spans = _ask_write_spans(folder, job, wanted)

@@ -115,7 +115,8 @@ def _find_stored_job(selection: Selection, values: Mapping[str, object], where: 
     """Find the stored record of the selected job whose hosts are used in place of those of conf.py (`values`), else None.
 
     If conf.py names no hosts, and the engine needs them, this is any stored job, for "" the newest; else only one on other
-    hosts that its id names. None also for --here, --conf, --hostfile, and commands that are about no single job.
+    hosts that its id names. None also for --here, --conf, --hostfile, and commands that are about no single job. where: the
+    file that has the values, for errors.
     """
     if selection.job is None or selection.here or selection.conf or selection.hostfile:
         return None

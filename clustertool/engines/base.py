@@ -408,6 +408,6 @@ def revive(engine: Engine, job: str, node: int) -> bool:
 
 
 def _import_name(place: str) -> Any:
-    """Import the module of "module:name", and return its attribute of this name."""
+    """Import the module of `place`, "module:name", and return its attribute of this name."""
     module, _, name = place.partition(":")
     return getattr(importlib.import_module(module), name)

@@ -156,7 +156,7 @@ class ImageDistribution:
         """Raise the DispatchErrors of all nodes whose ROOT_DIR has not enough room for the image; do nothing if none lacks it.
 
         A node needs `size` bytes for the release, unless it has that, and as many again to load it, except from an archive.
-        Nodes whose free space is not known are not checked.
+        kind: see container_runtimes.kind_of_copy(). Nodes whose free space is not known are not checked.
         """
         raised: list[ClustertoolError] = []
         for node, fact in facts.items():

@@ -362,7 +362,7 @@ class AgentClient:
             self._sink(self.host.index, closed, b"")
 
     def _bad(self, what: str) -> BadAnswer:
-        """Build the error of a frame that is not valid."""
+        """Build the error of a frame that is not valid. what: what is wrong in it."""
         fix = "a program there changed a job's records, or the tool's files in ~/.cache/clustertool: inspect them on that node"
         return BadAnswer(f"it sent something that is not valid: {what}", fix, self.host.name)
 

@@ -147,7 +147,7 @@ class KnownHosts:
     def _is_known(self, to: SshSettings, kind: str, key: str) -> bool:
         """Check whether a line for the host with its port, or for its name alone, has the key.
 
-        Raises AuthError for a changed key: only other keys are known for the host with its port.
+        kind, key: see verify(). Raises AuthError for a changed key: only other keys are known for the host with its port.
         """
         known = [entry for entry in self._lookup(to.host_key_name) if not entry.marker]
         if any((entry.type, entry.key) == (kind, key) for entry in known):
@@ -252,7 +252,7 @@ def hashed_name(name: str) -> str:
 def _check_revoked(to: SshSettings, kind: str, key: str, certificate: bytes) -> None:
     """Raise AuthError if the file of RevokedHostKeys has the key or its certificate, or cannot be read.
 
-    A binary list (KRL) is read by ssh-keygen.
+    kind, key: see HostKeys.verify(). A binary list (KRL) is read by ssh-keygen.
     """
     path, problem = to.revoked_host_keys, f"its host key is revoked by {to.revoked_host_keys}: {fingerprint(key)}"
     try:

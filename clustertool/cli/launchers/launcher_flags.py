@@ -268,7 +268,7 @@ def _refuse(option: str, fix: str, launch: Launch, value: str) -> None:
 
 
 def _off_only(option: str, launch: Launch, value: str) -> None:
-    """Raise UsageError unless the value means off."""
+    """Raise UsageError unless the value means off. option: its name, with --, for the error."""
     if value.lower() not in ("", "0", "false", "no", "off", "f", "n"):
         raise UsageError(f"--{option[2:].replace('-', '_')} is not done here", "leave it out")
 

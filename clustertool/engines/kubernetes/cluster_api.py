@@ -166,7 +166,7 @@ class ClusterApi:
     def allowed(self, verb: str, group: str, resource: str, subresource: str = "") -> bool:
         """Ask the server whether this user may use a verb on a resource in the namespace, and return the answer.
 
-        Raises ClustertoolError if the server does not answer.
+        group: the API group of the resource, "" for the core. Raises ClustertoolError if the server does not answer.
         """
         wanted = {"namespace": self.namespace, "verb": verb, "group": group, "resource": resource}
         if subresource:
@@ -538,7 +538,7 @@ def _retry_after(headers: Mapping[str, str]) -> float:
 
 
 def _parse_object(data: bytes, where: str) -> Manifest:
-    """Parse an answer of the server. Raises PreflightError if it is no JSON object."""
+    """Parse an answer of the server. Raises PreflightError if it is no JSON object. where: see ClusterApi.where."""
     with contextlib.suppress(ValueError, RecursionError):
         found = json.loads(data)
         if isinstance(found, dict):
@@ -551,7 +551,7 @@ def refusal(status: int, body: bytes, request: ApiRequest, user: str, where: str
 
     401 and 403 are AuthError, a quota PreflightError, 400 and 422 for a manifest ConfigError, 404 NotFound (of a creation
     PreflightError), 409 AlreadyExists, 410 Expired, and others PreflightError. body: a Status object in JSON, or any text of a
-    proxy. user: "" if it is not known.
+    proxy. user: "" if it is not known. where: see ClusterApi.where.
     """
     answer = _parse_status(body)
     message = _one_line(str(answer.get("message", ""))) or _one_line(body.decode(errors="replace"))

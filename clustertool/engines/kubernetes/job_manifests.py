@@ -182,8 +182,8 @@ def settings_of(request: RunRequest) -> kubernetes_settings.KubernetesSettings:
 def _read_template(settings: kubernetes_settings.KubernetesSettings, where: str) -> Manifest:
     """Read the YAML file of pod_template, a path relative to the folder of conf.py, and return the object; {} without one.
 
-    Raises ConfigError if the file cannot be read, has more than 1 Mi characters, is no object in YAML, or an amount of a
-    container's resources is wrong.
+    where: the path of conf.py. Raises ConfigError if the file cannot be read, has more than 1 Mi characters, is no object in
+    YAML, or an amount of a container's resources is wrong.
     """
     if not settings.pod_template:
         return {}

@@ -230,7 +230,7 @@ class Spread:
         return from_wire(kind, message["what"], message["fix"], self._fleet.name(node))
 
     def _run_again_error(self, node: int, what: str) -> DispatchError:
-        """Build the error of a node whose fix is to run the command again."""
+        """Build the error of a node whose fix is to run the command again. what: its text."""
         return DispatchError(what, "run it again", self._fleet.name(node))
 
     def _record_failure(self, node: int, error: ClustertoolError) -> None:

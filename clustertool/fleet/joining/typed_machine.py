@@ -149,7 +149,7 @@ def _holder(name: bytes) -> Peer | None:
 
 
 def _refusal(what: str, pid: int) -> UsageError:
-    """Build the error that names the process which has the lock. pid: 0 if it is not known."""
+    """Build the error that names the process which has the lock. what: what runs already. pid: 0 if it is not known."""
     again = f"{what} runs on this machine already"
     if not pid:
         return UsageError(f"{again}: another process", "type it once on each machine")

@@ -71,7 +71,7 @@ def unreachable(
 ) -> Tuple[Finding, ...]:
     """Report the error of a node that did not answer, in this column, and the result of its ping, if there is one.
 
-    A ping without a reply is an error where ssh did not reach the node (column ssh), else a warning.
+    what, fix: of the error. A ping without a reply is an error where ssh did not reach the node (column ssh), else a warning.
     """
     found = [Finding(node, column, "error", what, fix)]
     if node in pings:

@@ -88,7 +88,7 @@ def advance(rank: TrialRank, line: str, mark: str) -> TrialRank:
 
 
 def _parse_report(line: str, mark: str) -> Optional[Dict[str, str]]:
-    """Parse the report of a line; None for another line, {} for a damaged one."""
+    """Parse the report of a line, which begins with `mark`; None for another line, {} for a damaged one."""
     if not line.startswith(mark):
         return None
     try:

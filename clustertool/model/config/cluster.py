@@ -180,7 +180,8 @@ def read_cluster(values: Mapping[str, object], where: str = "conf.py", needs_hos
     """Build a cluster of the capital names of conf.py; keys that are missing have the defaults.
 
     Raises ConfigError for an unknown key, a wrong value, missing HOSTS, and a ROOT_DIR or PYTHON that _require_absolute_roots()
-    refuses. needs_hosts: False for an engine that chooses the nodes itself; HOSTS may then be missing.
+    refuses. where: the file that has the values, for errors. needs_hosts: False for an engine that chooses the nodes itself;
+    HOSTS may then be missing.
     """
     found: Dict[str, Any] = {
         "where": where,

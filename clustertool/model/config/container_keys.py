@@ -75,7 +75,8 @@ def refuse_launcher(settings: ContainerSettings, mode: str) -> None:
 def _require_consistent(settings: ContainerSettings, error: Type[ClustertoolError], where: str) -> ContainerSettings:
     """Return the settings as they are.
 
-    Raises `error` if the runtime cannot run the image, or `options` has one that the tool refuses for the runtime.
+    where: the option or table that has set them, for the error. Raises `error` if the runtime cannot run the image, or
+    `options` has one that the tool refuses for the runtime.
     """
     if only_for_apptainer(settings.image) and settings.runtime not in (AUTO, APPTAINER):
         what = f"{where}: {settings.runtime} cannot run the image {settings.image!r}"

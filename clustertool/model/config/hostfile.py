@@ -27,7 +27,8 @@ def read_hostfile(text: str, where: str) -> List[Dict[str, Any]]:
     """Read `host slots=4` (Open MPI, DeepSpeed) or `host:4` (Horovod) lines as entries of HOSTS: dicts of host and slots.
 
     A # begins a comment. A host that is named again has the slots of all its lines, one for a line without a number (Open MPI,
-    PBS); one that is named once, without a number, has no slots. Raises ConfigError for a wrong line, and without any host.
+    PBS); one that is named once, without a number, has no slots. where: the file or the option, for errors. Raises ConfigError
+    for a wrong line, and without any host.
     """
     found: Dict[str, List[Optional[int]]] = {}
     for number, line in enumerate(text.splitlines(), 1):
@@ -49,8 +50,8 @@ def read_hostfile(text: str, where: str) -> List[Dict[str, Any]]:
 def _read_line(line: str, where: str) -> Tuple[str, Optional[int]]:
     """Split a line into the host and its number of slots, None if it has none; host:4 has priority over slots=4.
 
-    max-slots is ignored. Raises ConfigError for an unknown key, a key without a value, and a number that is not from 1 to
-    10000.
+    max-slots is ignored. where: begins the errors. Raises ConfigError for an unknown key, a key without a value, and a number
+    that is not from 1 to 10000.
     """
     first, *rest = re.sub(r"\s*=\s*", "=", line).split()
     host, slots = _read_name(first)

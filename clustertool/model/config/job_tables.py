@@ -137,7 +137,8 @@ def _read_env(table: Toml) -> Pairs:
 def patterns(value: object, where: str, error: Type[ClustertoolError]) -> Tuple[str, ...]:
     """Read a pattern of files, or a list of them, normalized, each once.
 
-    Raises `error` for another value, and for a pattern that is refused by _is_inside().
+    where: the option or key that has them, for the error. Raises `error` for another value, and for a pattern that is refused
+    by _is_inside().
     """
     found = [value] if isinstance(value, str) else value
     if not isinstance(found, list) or not all(isinstance(pattern, str) and _is_inside(pattern) for pattern in found):

@@ -84,7 +84,10 @@ CHOSEN = ("--gpus", "nvidia.com/gpu", "--nv")
 
 
 def device_patterns(kind: str) -> List[str]:
-    """List the patterns (glob) of device files and drivers, whose matches on a node are `present` of device_options()."""
+    """List the patterns (glob) of device files and drivers, whose matches on a node are `present` of device_options().
+
+    kind: of the devices, such as gpu.
+    """
     return [pattern for part in FILES.get(kind, ()) for pattern in part]
 
 

@@ -156,7 +156,7 @@ def _paddlejob_of(
 
 
 def _workload_head(settings: KubernetesSettings, order: WorkloadOrder, version: str, kind: str) -> Manifest:
-    """Build apiVersion, kind and metadata of a workload, with the settings' labels, annotations and queue."""
+    """Build apiVersion (`version`), kind and metadata of a workload, with the settings' labels, annotations and queue."""
     made = _metadata(order)
     queue = {object_names.QUEUE_LABEL: settings.queue} if settings.queue and settings.dialect != PADDLEJOB else {}
     made["labels"] = {**settings.labels, **queue, **order.labels}

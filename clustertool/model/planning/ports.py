@@ -227,7 +227,7 @@ class _PortChooser:
         ]
 
     def _complain(self, node: int, port: int, what: str, why: str) -> None:
-        """Note an error about a port that was asked for, once."""
+        """Note an error about a port that was asked for, once. what: its end, "is ...". why: the option that asks for it."""
         fix = f"end that program, or choose another {why}"
         error = PreflightError(f"port {port} ({why}) {what}", fix, self._names[node])
         if str(error) not in map(str, self.taken):

@@ -88,7 +88,7 @@ def _count(name: str, role: Role, host: Host, job: JobSpec, devices: Tuple[int, 
 def _count_by_devices(what: str, host: Host, devices: Tuple[int, ...], facts: Facts) -> int:
     """Count the processes for --nproc-per-node: the devices of the node, its CPUs for cpu, and for auto without devices.
 
-    Raises UsageError for another kind without devices.
+    what: the value of the option. Raises UsageError for another kind without devices.
     """
     if what == "cpu" or (what == "auto" and not devices):
         return facts.cpus

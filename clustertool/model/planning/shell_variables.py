@@ -132,7 +132,7 @@ def visible(environ: Mapping[str, str], strict: bool = True) -> Visible | None:
 
 
 def _odd(variable: str, text: str, odd: str) -> UsageError:
-    """Create the error for a device that is named by no number."""
+    """Create the error for a device that is named by no number. variable, text: its name and its value. odd: the device."""
     what = "is a UUID" if re.match("GPU-", odd) else "is a MIG instance" if re.match("MIG-", odd) else "is no number"
     fix = f"nvidia-smi -L lists the numbers: --devices 0,1, or env -u {variable} clusterrun ... for all devices"
     return UsageError(f"{variable}={text}: {odd!r} {what}, and devices are named by numbers here", fix)

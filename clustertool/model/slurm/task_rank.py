@@ -62,7 +62,7 @@ def rank_environment(environ: Mapping[str, str], options: RankOptions) -> Dict[s
 
 
 def _parse_counts(listed: str) -> Tuple[int, ...]:
-    """Parse the tasks of each node, "2(x3),1" to 2, 2, 2, 1. Raises UsageError for another text."""
+    """Parse `listed`, the tasks of each node: "2(x3),1" is 2, 2, 2, 1. Raises UsageError for another text."""
     found: List[int] = []
     for part in listed.split(","):
         match = re.fullmatch(r"([0-9]{1,5})(?:\(x([0-9]{1,5})\))?", part)

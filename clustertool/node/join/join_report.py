@@ -62,11 +62,11 @@ class JoinReport:
         self._write("waiting", text, present=present, nnodes=nnodes, missing=list(missing), coordinator=where)
 
     def retry(self, where: str, why: str) -> None:
-        """Report that there is no connection to the coordinator so far."""
+        """Report that there is no connection to the coordinator so far. where: its endpoint."""
         self._write("retry", f"no connection to the coordinator {where} so far: {why}", coordinator=where, why=why)
 
     def joined(self, where: str) -> None:
-        """Report that the coordinator has accepted this machine."""
+        """Report that the coordinator has accepted this machine. where: its endpoint."""
         self._write("joined", f"joined the coordinator {where}", coordinator=where)
 
     def warning(self, what: str) -> None:

@@ -54,7 +54,10 @@ def claim(ports: Sequence[int], job: str, base: str) -> None:
 
 
 def take_back(job: str, base: str) -> None:
-    """Remove the claims of a job, if there are any. Raises PreflightError if the file of claims cannot be used."""
+    """Remove the claims of a job, if there are any. Raises PreflightError if the file of claims cannot be used.
+
+    base: see paths.base().
+    """
     if not private_directory.find():
         return
     with private_directory.locked(_FILE) as fd:
@@ -150,7 +153,10 @@ def _living_claims(claims: Claims) -> Claims:
 
 
 def _is_over(job: str, base: str) -> bool:
-    """Check whether a job has no directory, has recorded its end, or has no caretaker; or the process of a check has ended."""
+    """Check whether a job has no directory, has recorded its end, or has no caretaker; or the process of a check has ended.
+
+    base: see paths.base(); of a check, the numbers of its Process.
+    """
     if job == _CHECK:
         numbers = [int(item) for item in base.split() if item.isdecimal()]
         return len(numbers) != 2 or not processes.alive(processes.Process(*numbers))

@@ -167,7 +167,7 @@ def _directory_id(existing: str, root: str, shared: Mapping[str, str]) -> str:
 
 
 def _hint_of(existing: str, root: str) -> str:
-    """Build a text that differs where the directories differ; where it is the same, nothing is proven."""
+    """Build a text that differs where the directories differ; where it is the same, nothing is proven. See _directory_id()."""
     return f"{os.stat(existing).st_ino}/{os.path.relpath(root, existing)}"
 
 

@@ -43,7 +43,7 @@ def meet(node: NodeContext, request: MeetRequest) -> SeenAnswer:
 
 
 def _forget(place: str) -> None:
-    """Remove the marks of a meeting and their folder. Several nodes do this at once where they share it.
+    """Remove the marks of a meeting and their folder, `place`. Several nodes do this at once where they share it.
 
     No folder is entered.
     """
