@@ -268,6 +268,10 @@ class Site:
         """The job directories of a node, by name."""
         return sorted(path for path in (*self.root(node).glob("JOB*"), *self.root(node).glob(f"node{node}/JOB*")))
 
+    def job_dir(self, node: int, job: str) -> Path:
+        """The directory of a job on a node. Ids of jobs that start in the same second are in any order."""
+        return self.root(node) / f"JOB{job}"
+
     def workspace(self, name: str = "job", **files: str) -> Path:
         """A folder next to conf.py; `train_py="..."` is its train.py, dedented."""
         import textwrap

@@ -233,8 +233,8 @@ class LostNodes:
     def _follow_again(self, now: float) -> None:
         """Request the events of nodes again whose stream has ended but not the node, in threads, with growing pauses.
 
-        The supervisor of such a node has died. It may take part in a later epoch, and even coordinate it: a new epoch ends the
-        pauses.
+        The supervisor of such a node has died. It may take part in a later epoch, and even coordinate it: when a new epoch is
+        known, its members are asked at once, and their pauses begin anew. Those of other nodes go on.
         """
         watch = self._follower.watch
         for epoch in watch.status.epochs[-1:]:

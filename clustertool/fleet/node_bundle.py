@@ -74,7 +74,10 @@ def names() -> frozenset[str]:
 
 @lru_cache(maxsize=2)
 def _packed(small: bool) -> bytes:
-    """Pack the installer, and the archive with bz2 (small) or zlib."""
+    """Pack the installer with zlib and the archive with bz2 (small) or zlib, one behind the other, each with its size in front.
+
+    The archive is the text of _content().
+    """
     data = _content()[1]
     archive = bz2.compress(data) if small else zlib.compress(data, 9)
     return with_size(zlib.compress(program(_INSTALLER).encode(), 9)) + with_size(archive)

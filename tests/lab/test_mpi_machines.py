@@ -88,7 +88,7 @@ def test_all_reduce(nodes: Callable[..., LabSite], kind: Mpi) -> None:
             assert its[f"workerlog.{rank}"].startswith(f"rank={rank} size=4 sum=10 host=node{node}\n")
     nothing_else(two, before)
     one = two.inv("run", "-w", folder, "--only", "node0").ends(0)
-    alone = re.findall(r"\bloss=([0-9.]+)", (two.jobs(0)[-1] / "log/workerlog.0").read_text())
+    alone = re.findall(r"\bloss=([0-9.]+)", (two.job_dir(0, one.job) / "log/workerlog.0").read_text())
     curves = losses(two, done.job)
     assert one.err.count("1 trainer on 1 node") and len(alone) == 10
     assert curves == {f"workerlog.{rank}": alone for rank in range(4)}

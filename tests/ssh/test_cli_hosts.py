@@ -37,10 +37,11 @@ def test_two_ports_on_one_host(site):
     aliases = "".join(f"Host n{n}\n  HostName 127.0.0.9\n  Port {s.port}\n" for n, s in enumerate(pair.servers))
     (pair.laptop / ".ssh/config").write_text(aliases)
     (pair.folder / "hosts").write_text("n1 slots=1\nn0:2\n")
-    found = met(pair.inv("run", "-w", "job", "--all-ranks", "--hostfile", "hosts").ends(0))
+    done = pair.inv("run", "-w", "job", "--all-ranks", "--hostfile", "hosts").ends(0)
+    found = met(done)
     assert [reported["at"] for _, reported in sorted(found.items())] == [(0, 0), (1, 0), (1, 1)]
     assert len(pair.jobs(1)) == 3
-    assert (pair.jobs(1)[-1] / "nodefile").read_text() == "0\n"
+    assert (pair.job_dir(1, done.job) / "nodefile").read_text() == "0\n"
 
 
 def test_ipv6_for_everything(site, ipv6):

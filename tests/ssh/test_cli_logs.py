@@ -254,7 +254,7 @@ def test_logs_on_this_machine_while_the_job_runs(waiting, tmp_path):
         path = logs / f"workerlog.{rank}"
         until(lambda path=path, text=half[rank]: path.exists() and path.read_text() == text)
     assert not (logs / "workerlog.1").exists() and "[trainer 0" not in running.out
-    there = (pair.jobs(0)[-1] / "log/endpoints.log").read_text()
+    there = (pair.job_dir(0, running.says(r"^job (\S+):")) / "log/endpoints.log").read_text()
     until(lambda: (logs / "endpoints.log").exists() and (logs / "endpoints.log").read_text() == there)
     go.touch()
     done = running.wait().ends(0)

@@ -263,7 +263,10 @@ def _join(field_: str, note: str, launch: Launch, value: str) -> None:
 
 
 def _refuse(option: str, fix: str, launch: Launch, value: str) -> None:
-    """Raise UsageError: the option cannot be used."""
+    """Raise UsageError: "<option> <value> cannot be done here", for an option that is refused with any value.
+
+    fix: the hint of the error. value: as it was typed, "" for a switch. launch: not used; each effect of an option has it.
+    """
     raise UsageError(f"{option} {value} cannot be done here", fix)
 
 

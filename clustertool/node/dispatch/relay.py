@@ -153,7 +153,10 @@ class Relay:
             self._turn()
 
     def close(self) -> None:
-        """Close all connections and the port."""
+        """Close the connections to other nodes, and the port.
+
+        The socket to the laptop's agent stays open: an error is reported by it afterwards.
+        """
         for link in list(self._links):
             self._close_link(link)
         if self._listener is not None:

@@ -121,7 +121,8 @@ def _summarize_usage(record: Record, found: Sequence[ProcessStatus], points: int
 def _machine_curve(lines: _Lines, points: int) -> answers.MachineCurve:
     """Build the curve of the machine: {cores, total: bytes of memory, rows}.
 
-    Up to `points` rows: (time, busy CPU seconds, bytes used).
+    Rows: (time, busy CPU seconds since the boot, bytes used). The first one is kept, and the others are reduced to at most
+    `points`: the last sum of seconds, the most memory.
     """
     rows: List[usage.Row] = []
     cores = total = 0
@@ -134,7 +135,8 @@ def _machine_curve(lines: _Lines, points: int) -> answers.MachineCurve:
 def _card_curves(lines: _Lines, points: int) -> List[answers.CardCurve]:
     """Build a curve for each card, sorted by index: {index, total: bytes of memory, rows}.
 
-    Up to `points` rows: (time, utilisation in percent, bytes used).
+    Rows: (time, utilisation in percent, bytes used). The first one is kept, and the others are reduced to at most `points`:
+    the mean of the utilisation, the most memory.
     """
     rows: Dict[int, List[usage.Row]] = {}
     totals: Dict[int, int] = {}
@@ -153,8 +155,8 @@ def _rank_curves(
 ) -> List[answers.RankCurve]:
     """Build a curve for each rank: {role, rank, rows, log_size, progress}.
 
-    Up to `points` rows: (time, CPU seconds, bytes resident, processes). Size and progress, (time, epoch, step), are of the last
-    attempt's log.
+    The first row and up to `points` others: (time, CPU seconds, bytes resident, processes). Size and progress, (time, epoch,
+    step), are of the last attempt's log.
     """
     rows: Dict[Key, List[usage.Row]] = {key: [] for key in attempts}
     sizes: Dict[Key, List[Tuple[float, int]]] = {key: [] for key in attempts}
