@@ -51,6 +51,7 @@ def test_ctrl_c_ends_stubborn_ranks_and_no_other_jobs(site):
     assert not pair.living()
 
 
+@pytest.mark.chaos  # README.md's commands and tests/lab/test_jobs_detached.py train it, too
 def test_word2vec(site):
     cases.trains_word2vec(cases.with_numpy(site(2)), 2)
 

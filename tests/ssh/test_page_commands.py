@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import shutil
 import sys
 from pathlib import Path
@@ -14,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests import cases
-from tests.cli import REPO, EmbeddedSite
+from tests.cli import CLUSTERTOOL, REPO, Done, EmbeddedSite
 from tests.pages import PAGES, blocks_of
 
 # tests/unit/test_pages.py requires that a translation has the blocks of the English page
@@ -25,6 +26,27 @@ TYPED = [page for page in PAGES if page not in TRANSLATED and any(block.runs for
 def shape(line: str) -> str:
     """A line without its numbers and job ids."""
     return re.sub(r"\d+(\.\d+)?( [kMG]?B)?", "0", re.sub(r"\d{8}-\d{6}-\w{4}", "ID", line))
+
+
+def arguments_of(line: str) -> list[str]:
+    """The arguments of a command of clustertool that needs no shell, with the program; none for any other line."""
+    arguments = list(shlex.shlex(line, posix=True, punctuation_chars=True))
+    plain = not any(re.search(r"[$`*?~]", argument) or re.fullmatch(r"[();<>|&]+", argument) for argument in arguments)
+    return arguments if plain and arguments[:1] == ["clustertool"] else []
+
+
+def type_block(embedded: EmbeddedSite, text: str) -> Done:
+    """Run the lines of a block one after the other, until one fails. Those that need no shell are forks of the tool."""
+    env = {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    out = err = ""
+    for line in text.replace("\\\n", " ").splitlines():
+        arguments = arguments_of(line)
+        program = CLUSTERTOOL if arguments else ["bash", "-euo", "pipefail", "-c"]
+        done = embedded.inv(*(arguments[1:] or [line]), program=program, env=env)
+        out, err = out + done.out, err + done.err
+        if done.code:
+            break
+    return Done(done.code, out, err, done.seconds)
 
 
 @pytest.mark.parametrize("page", TYPED, ids=lambda page: str(page.relative_to(REPO)))
@@ -39,14 +61,12 @@ def test_commands_of_a_page(embedded: EmbeddedSite, page: Path) -> None:
     cases.small_word2vec(folder / "workspaces")
     (folder / ".venv").symlink_to(sys.prefix)
     output = ""
-    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     for block in blocks_of(page):
         if block.title:
             (folder / block.title).parent.mkdir(parents=True, exist_ok=True)
             (folder / block.title).write_text(block.text)
         if block.runs:
-            shell = ["bash", "-euo", "pipefail", "-c"]
-            done = embedded.inv(block.text, program=shell, env={"PATH": path})
+            done = type_block(embedded, block.text)
             assert done.code == block.exit_code, f"{block.where}\n{block.text}\n{done.out}\n{done.err}"
             output = done.out + done.err
         elif block.language == "text" and output:
