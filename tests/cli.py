@@ -369,8 +369,11 @@ class Site:
     # -- what is left
 
     def living(self) -> list[Process]:
-        """All processes on all nodes that belong to jobs: supervisors, guards, ranks, whatever they started."""
-        return [process for process in self.all_processes() if not _agent(process)]
+        """All processes on all nodes that belong to jobs: supervisors, guards, ranks, whatever they started.
+
+        One without arguments is ending this moment.
+        """
+        return [process for process in self.all_processes() if process.argv and not _agent(process)]
 
     def gone(self, seconds: float = PATIENCE) -> None:
         """Nothing of any job lives on any node, at the latest in `seconds`."""

@@ -24,8 +24,14 @@ def start(job: Job, store: Any, *command: str, **streams: Any) -> subprocess.Pop
 
 
 def run(job: Job, store: Any, *command: str) -> subprocess.CompletedProcess[str]:
-    with start(job, store, *command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL) as child:
-        out, err = child.communicate(timeout=60)
+    """Run a program to its end. Its stdin stays open: at the end of stdin the session is over, and the program is ended."""
+    stdin, open_end = os.pipe()
+    try:
+        with start(job, store, *command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, stdin=stdin) as child:
+            out, err = child.communicate(timeout=60)
+    finally:
+        os.close(stdin)
+        os.close(open_end)
     return subprocess.CompletedProcess([], child.returncode, out, err)
 
 
