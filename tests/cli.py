@@ -369,11 +369,8 @@ class Site:
     # -- what is left
 
     def living(self) -> list[Process]:
-        """All processes on all nodes that belong to jobs: supervisors, guards, ranks, whatever they started.
-
-        One without arguments is ending this moment.
-        """
-        return [process for process in self.all_processes() if process.argv and not _agent(process)]
+        """All processes on all nodes that belong to jobs: supervisors, guards, ranks, whatever they started."""
+        return [process for process in self.all_processes() if not _agent(process)]
 
     def gone(self, seconds: float = PATIENCE) -> None:
         """Nothing of any job lives on any node, at the latest in `seconds`."""
@@ -404,7 +401,8 @@ def _agent(process: Process) -> bool:
     if process.name == "rsync" and "--server" in process.argv:
         return True
     starting = process.name not in ("ct-supervisor", "ct-guard", "ct-gauge") and "clustertool-agent" in process.argv
-    return process.name == "ct-agent" or starting
+    ending = process.name == "ct-relay" and not process.argv  # its arguments, which name the agent, are gone already
+    return process.name == "ct-agent" or starting or ending
 
 
 class LoopSite(Site):

@@ -35,7 +35,7 @@ import termios
 import threading
 import time
 import types
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from fcntl import F_DUPFD, fcntl, ioctl
 from pathlib import Path
 from typing import IO, Any, NoReturn
@@ -452,6 +452,17 @@ def run(argv: Sequence[str], kind: str) -> None:
         runpy.run_path(argv[0], run_name="__main__")
 
 
+def run_to_end(program: Callable[[], object]) -> NoReturn:
+    """Run a program, and end this process with its exit code. Raises SystemExit for an end with a text, which Python prints."""
+    try:
+        program()
+    except SystemExit as end:
+        if end.code is not None and not isinstance(end.code, int):
+            raise
+        leave(end.code or 0)
+    leave(0)
+
+
 def leave(code: int) -> NoReturn:
     """End this process as Python does, but without taking all modules apart: this takes longer than most commands."""
     threading._shutdown()  # type: ignore[attr-defined]  # waits for the threads, as the interpreter does first
@@ -497,15 +508,7 @@ def main() -> NoReturn:
     request, descriptors = serve(connection)
     connection.detach()
     become(request, descriptors, kind)
-    try:
-        run(request["argv"], kind)
-    except SystemExit as end:
-        if end.code is not None and not isinstance(end.code, int):
-            raise
-        code = end.code or 0
-    else:
-        code = 0
-    leave(code)
+    run_to_end(lambda: run(request["argv"], kind))
 
 
 if __name__ == "__main__":

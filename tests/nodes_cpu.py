@@ -12,6 +12,8 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
+from tests import proc_files
+
 _PR_SET_CHILD_SUBREAPER = 36
 _TICK = 1 / os.sysconf("SC_CLK_TCK")
 
@@ -32,7 +34,7 @@ class NodesCpu:
         """CPU time of all nodes since they were started, with that of processes that have ended."""
         parents, ended = {}, set()
         for name in filter(str.isdigit, os.listdir("/proc")):
-            fields = _stat(int(name))
+            fields = proc_files.stat(int(name))
             if fields:
                 parents[int(name)] = int(fields[1])
                 if fields[0] == "Z":
@@ -56,18 +58,10 @@ def _used(pid: int) -> float:
     The scheduler counts nanoseconds; stat counts ticks of 10 ms.
     """
     total = 0.0
-    fields = _stat(pid)
+    fields = proc_files.stat(pid)
     if fields:
         total = (int(fields[13]) + int(fields[14])) * _TICK
     with contextlib.suppress(OSError):
         for task in Path(f"/proc/{pid}/task").iterdir():
             total += int((task / "schedstat").read_text().split()[0]) / 1e9
     return total
-
-
-def _stat(pid: int) -> list[str]:
-    """State, parent, ... of /proc/PID/stat; empty if there is no such process."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
-    except OSError:
-        return []

@@ -78,13 +78,7 @@ def main() -> NoReturn:
     _LIBC.prctl(PR_SET_NAME, b"sh")  # it is no container's process yet
     _enter(request)
     _become(request)
-    try:
-        runpy.run_path(BUNDLE, run_name="__main__")
-    except SystemExit as end:
-        if end.code is not None and not isinstance(end.code, int):
-            raise
-        forked.leave(end.code or 0)
-    forked.leave(0)
+    forked.run_to_end(lambda: runpy.run_path(BUNDLE, run_name="__main__"))
 
 
 def _enter(request: Mapping[str, Any]) -> None:

@@ -40,6 +40,7 @@ from clustertool.model.kubernetes.pod_record import LEDGER, PodEnd, PodRecord
 from clustertool.model.paths import IN_POD, JobPaths
 from clustertool.model.wire.frames import Decoder, encode
 from clustertool.model.wire.messages import Request
+from tests import proc_files
 from tests.cli import until
 from tests.forked import Forked
 from tests.kubernetes import forked_pods
@@ -209,7 +210,7 @@ class LabPod:
         while todo and todo[0]:
             pid = todo.pop()
             todo += _children(pid)
-            if _comm(pid) == name:
+            if proc_files.comm(pid) == name:
                 return pid
         raise AssertionError(f"there is no process {name}: {self.shown}")
 
@@ -525,13 +526,6 @@ def _children(pid: int) -> list[int]:
             return
 
     return list(read())
-
-
-def _comm(pid: int) -> str:
-    try:
-        return Path(f"/proc/{pid}/comm").read_text().strip()
-    except OSError:
-        return ""
 
 
 Make = Callable[..., LabPods]

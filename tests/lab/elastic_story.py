@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from tests import proc_files
 from tests.cli import CLUSTERTOOL, Done, LabSite, Process, Running, until
 from tests.lab.lab_store import LabStore
 
@@ -209,7 +210,7 @@ class ElasticStory:
         self.killed.add(node)
         self.lose(node)
         self.note(f"kill all of node {node}")
-        while moving := [one for one in self._living(node) if _state(one.pid) not in "TtZX"]:
+        while moving := [one for one in self._living(node) if proc_files.state(one.pid) not in "TtZX"]:
             for one in moving:
                 _send(one.pid, signal.SIGSTOP)
         for one in self._living(node):
@@ -406,13 +407,6 @@ def _step(node: int, line: str) -> Step | None:
     if len(tokens) not in (4, 5) or not all(token.isdigit() for token in tokens[:3]):
         return None
     return Step(int(tokens[0]), int(tokens[1]), int(tokens[2]), node, float(tokens[3]), tokens[4:] == ["done"])
-
-
-def _state(pid: int) -> str:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:
-        return "X"
 
 
 def _send(pid: int, number: signal.Signals) -> None:

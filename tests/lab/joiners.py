@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from clustertool.model.joining.join_file import MeetingPoint, OwnSettings
-from tests import forked
+from tests import forked, proc_files
 from tests.lab.lab import HOME, Lab
 from tests.node.joining import JoinBench, Machine
 
@@ -44,7 +44,7 @@ class LabMachine(Machine):
     def find(self) -> int:
         """The joining process, which becomes the supervisor; its name is set, so it has begun."""
         if not self.pid:
-            self.pid = next((p for p in self.living() if _comm(p) in ("ct-join", "ct-supervisor")), 0)
+            self.pid = next((p for p in self.living() if proc_files.comm(p) in ("ct-join", "ct-supervisor")), 0)
         return self.pid
 
     def signal(self, number: int) -> None:
@@ -57,13 +57,6 @@ class LabMachine(Machine):
         return [
             one.pid for one in self.lab.processes(self.node) if not one.argv[0].startswith(("sshd", "/usr/sbin/sshd"))
         ]
-
-
-def _comm(pid: int) -> str:
-    try:
-        return Path(f"/proc/{pid}/comm").read_text().strip()
-    except OSError:
-        return ""
 
 
 def machines(lab: Lab, tmp: Path, command: str, **fields: Any) -> list[LabMachine]:

@@ -38,6 +38,8 @@ from typing import Any, NamedTuple
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
 
+from tests import proc_files
+
 REPO = Path(__file__).resolve().parents[2]
 HOME = Path(pwd.getpwuid(0).pw_dir)  # where sshd starts root's sessions
 PRIVATE = (HOME, Path("/tmp"), Path("/var/tmp"), Path("/run"), Path("/dev/shm"))
@@ -271,7 +273,7 @@ class Lab:
     def freeze(self, i: int) -> None:
         """The node hangs: all its processes stand still, its kernel still answers."""
         deadline = time.monotonic() + WAIT
-        while moving := [process.pid for process in self.processes(i) if _state(process.pid) not in "TtZX"]:
+        while moving := [process.pid for process in self.processes(i) if proc_files.state(process.pid) not in "TtZX"]:
             if time.monotonic() > deadline:
                 raise LabError(f"{self.name(i)} does not freeze: {moving}")
             for pid in moving:
@@ -284,7 +286,7 @@ class Lab:
     def kill_sshd(self, i: int) -> None:
         """Kill the node's sshd and all its sessions; needs Node(init=True). Everything else on the node goes on."""
         deadline = time.monotonic() + WAIT
-        while left := [process.pid for process in self.processes(i) if _comm(process.pid).startswith("sshd")]:
+        while left := [process.pid for process in self.processes(i) if proc_files.comm(process.pid).startswith("sshd")]:
             if time.monotonic() > deadline:
                 raise LabError(f"sshd of {self.name(i)} does not die: {left}")
             for pid in left:
@@ -642,7 +644,7 @@ def _of_namespace(kind: str, descriptor: int) -> list[Process]:
             PermissionError,
         ):  # gone, or not even root's to read: not ours
             continue
-    return [process for process in found if _state(process.pid) not in "ZX"]
+    return [process for process in found if proc_files.state(process.pid) not in "ZX"]
 
 
 def _process(pid: int) -> Process:
@@ -651,29 +653,10 @@ def _process(pid: int) -> Process:
     return Process(pid, tuple(argv), dict(pair.split("=", 1) for pair in pairs if "=" in pair))
 
 
-def _stat(pid: int) -> list[str]:
-    """State, parent, ... of /proc/PID/stat; the name before them need not be text. Empty: there is no such process."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
-    except (FileNotFoundError, ProcessLookupError):
-        return []
-
-
-def _state(pid: int) -> str:
-    return (_stat(pid) or "X")[0]
-
-
-def _comm(pid: int) -> str:
-    try:
-        return Path(f"/proc/{pid}/comm").read_text(errors="replace").strip()
-    except (FileNotFoundError, ProcessLookupError):
-        return ""
-
-
 def _child(pid: int) -> int:
     """The only child of a process, 0 if there is none yet."""
     numbers = (int(name) for name in os.listdir("/proc") if name.isdigit())
-    return next((number for number in numbers if _stat(number)[1:2] == [str(pid)]), 0)
+    return next((number for number in numbers if proc_files.stat(number)[1:2] == [str(pid)]), 0)
 
 
 def _listens(pid: int) -> bool:

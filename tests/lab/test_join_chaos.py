@@ -6,7 +6,6 @@ Each seed is one story: three machines join, and one of them is harmed at one of
 
 from __future__ import annotations
 
-import contextlib
 import json
 import random
 import signal
@@ -16,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from tests import proc_files
 from tests.lab.joiners import LabMachine, machines
 from tests.lab.lab import Lab
 from tests.node.harness import until
@@ -36,7 +36,7 @@ def offer(machine: LabMachine) -> bool:
 
 
 def probe(machine: LabMachine) -> bool:
-    return any(_comm(pid) == "ct-join-task" for pid in machine.living())
+    return any(proc_files.comm(pid) == "ct-join-task" for pid in machine.living())
 
 
 def place(machine: LabMachine) -> bool:
@@ -80,12 +80,6 @@ def harm(kind: str, victim: LabMachine, lab: Lab, dice: random.Random) -> set[in
         time.sleep(seconds)
         lab.heal(victim.node)
     return {0, 75}
-
-
-def _comm(pid: int) -> str:
-    with contextlib.suppress(OSError):
-        return Path(f"/proc/{pid}/comm").read_text().strip()
-    return ""
 
 
 def seeds() -> list[object]:
@@ -160,4 +154,4 @@ def check(
 
 
 def names(all_three: list[LabMachine]) -> list[tuple[int, str]]:
-    return [(machine.node, _comm(pid)) for machine in all_three for pid in machine.living()]
+    return [(machine.node, proc_files.comm(pid)) for machine in all_three for pid in machine.living()]

@@ -33,6 +33,7 @@ from clustertool.model.planning.plan import HIDDEN, Plan, plan
 from clustertool.model.wire import record_lines
 from clustertool.model.wire.messages import REQUESTS, Request
 from clustertool.node.system import private_directory
+from tests import proc_files
 
 PATIENCE = 30.0  # seconds for something to come true: others load this machine
 Event = dict[str, Any]
@@ -59,23 +60,15 @@ class Process(NamedTuple):
     start: int
 
 
-def _stat(pid: int) -> list[str]:
-    """The fields of its /proc/PID/stat after the name. Empty: there is no such process."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
-    except OSError:
-        return []
-
-
 def sample(pid: int) -> tuple[Process, str, int] | None:
     """(identity, state, parent) of a process."""
-    fields = _stat(pid)
+    fields = proc_files.stat(pid)
     return (Process(pid, int(fields[19])), fields[0], int(fields[1])) if fields else None
 
 
 def alive(process: Process) -> bool:
     """Whether one of its threads runs. After a SIGKILL the main thread can be a zombie before the others have ended."""
-    fields = _stat(process.pid)
+    fields = proc_files.stat(process.pid)
     return bool(fields) and int(fields[19]) == process.start and (fields[0] not in "ZX" or fields[17] != "1")
 
 

@@ -17,6 +17,8 @@ from pathlib import Path
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ed25519, rsa
 
+from tests import proc_files
+
 SSHD = shutil.which("sshd", path=os.environ.get("PATH", "") + ":/usr/sbin:/usr/local/sbin")
 USER = pwd.getpwuid(os.getuid()).pw_name
 READS_BASHRC = pwd.getpwuid(os.getuid()).pw_shell.endswith("/bash")
@@ -57,7 +59,7 @@ class Sshd:
         while moving:  # one that is stopped may just have forked another
             for pid in moving:
                 _signal(pid, signal.SIGSTOP)
-            moving = [pid for pid in self.alive() if _stat(pid)[:1] != ["T"]]
+            moving = [pid for pid in self.alive() if proc_files.stat(pid)[:1] != ["T"]]
 
     def stop(self) -> None:
         """End the server and all it started; raises AssertionError if something outlives SIGKILL."""
@@ -209,7 +211,7 @@ def descendants(*roots: int) -> set[int]:
     parents: dict[int, int] = {}
     for name in os.listdir("/proc"):
         if name.isdigit():
-            fields = _stat(int(name))
+            fields = proc_files.stat(int(name))
             if fields and fields[0] not in "ZX":
                 parents[int(name)] = int(fields[1])
     found = set(roots) & set(parents)
@@ -237,17 +239,8 @@ def marked(*marks: str) -> set[int]:
 
 
 def living(pid: int) -> bool:
-    fields = _stat(pid)
+    fields = proc_files.stat(pid)
     return bool(fields) and fields[0] not in "ZX"
-
-
-def _stat(pid: int) -> list[str]:
-    """State, parent, ... of /proc/PID/stat; empty if there is no such process."""
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            return file.read().rpartition(b") ")[2].decode().split()
-    except OSError:
-        return []
 
 
 def _signal(pid: int, number: int) -> None:

@@ -1,0 +1,26 @@
+"""What /proc shows of a process of this machine. The name of a process need not be text."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+
+def stat(pid: int) -> list[str]:
+    """State, parent, ... of /proc/PID/stat; empty if there is no such process."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
+    except OSError:
+        return []
+
+
+def state(pid: int) -> str:
+    """The letter of its state; X, as of a dead one, if there is no such process."""
+    return (stat(pid) or "X")[0]
+
+
+def comm(pid: int) -> str:
+    """Its name; "" if there is no such process."""
+    try:
+        return Path(f"/proc/{pid}/comm").read_text(errors="replace").strip()
+    except OSError:
+        return ""
