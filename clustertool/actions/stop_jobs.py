@@ -80,9 +80,7 @@ def stop_jobs(
             nodes = {name: places.get(node, ours.get(name, -1)) for node, name in enumerate(names)} or ours
             nodes = {name: agent for name, agent in nodes.items() if complete or (job, agent) in gathered}
             absent = not_listed([fleet.cluster.hosts[agent] for agent in places.values()])
-            others: dict[int, Stopped] = {agent: fleet.failed.get(agent, absent) for agent in nodes.values()}
-            others.update((agent, {"jobs": {}}) for agent in known)  # those that have listed no such job
-            found[job] = {name: gathered.get((job, agent), others[agent]) for name, agent in nodes.items()}
+            found[job] = {name: _answer(fleet, known, gathered, job, agent, absent) for name, agent in nodes.items()}
             found[job].update(done.get(job, {}))
         return found
 
@@ -193,3 +191,22 @@ def failures(
     named = {error.node for error in errors}
     errors += [error for error in failed.values() if error.node not in named]
     return [error for error in errors if isinstance(error, Survivors)] or errors
+
+
+def _answer(
+    fleet: Fleet,
+    known: Mapping[int, JobsAnswer],
+    gathered: Mapping[tuple[str, int], Stopped],
+    job: str,
+    agent: int,
+    absent: Unreachable,
+) -> Stopped:
+    """Return what an agent answered to the stop of a job; {"jobs": {}} if it did not list the job, else the error of its node.
+
+    absent: the error if there is no such agent.
+    """
+    if (job, agent) in gathered:
+        return gathered[job, agent]
+    if agent in known:
+        return {"jobs": {}}
+    return fleet.failed.get(agent, absent)

@@ -193,9 +193,17 @@ class Cluster:
             elastic_server=(elastic_server,) if isinstance(elastic_server, str) else tuple(elastic_server),
             nested=nested,
         )
-        kept = (keep,) if isinstance(keep, str) else tuple(keep)
-        wish = RunWish(os.fspath(job), job_id, name, _job_to_resume(resume), kept, skip_bad=skip_bad, wait=wait)
-        wish = replace(wish, shown=[], settings=dict(settings or {}))
+        wish = RunWish(
+            os.fspath(job),
+            job_id,
+            name,
+            _job_to_resume(resume),
+            (keep,) if isinstance(keep, str) else tuple(keep),
+            skip_bad=skip_bad,
+            wait=wait,
+            shown=[],
+            settings=dict(settings or {}),
+        )
         caller, inbox = SilentCaller(listener(progress)), Inbox()
         advise = no_advice if nested else functools.partial(refuse_nested, folder=os.fspath(job))
         request = read_request(caller, options, wish, self._without_this_machine, advise)
