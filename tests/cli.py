@@ -401,8 +401,7 @@ def _agent(process: Process) -> bool:
     if process.name == "rsync" and "--server" in process.argv:
         return True
     starting = process.name not in ("ct-supervisor", "ct-guard", "ct-gauge") and "clustertool-agent" in process.argv
-    ending = process.name == "ct-relay" and not process.argv  # its arguments, which name the agent, are gone already
-    return process.name == "ct-agent" or starting or ending
+    return process.name == "ct-agent" or starting
 
 
 class LoopSite(Site):

@@ -18,6 +18,12 @@ def state(pid: int) -> str:
     return (stat(pid) or "X")[0]
 
 
+def living(pid: int) -> bool:
+    """Whether it is there, is no zombie, and has its memory: one that ends gives it back first, and its arguments with it."""
+    fields = stat(pid)
+    return bool(fields) and fields[0] not in "ZX" and fields[20] != "0"
+
+
 def comm(pid: int) -> str:
     """Its name; "" if there is no such process."""
     try:

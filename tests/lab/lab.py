@@ -644,7 +644,7 @@ def _of_namespace(kind: str, descriptor: int) -> list[Process]:
             PermissionError,
         ):  # gone, or not even root's to read: not ours
             continue
-    return [process for process in found if proc_files.state(process.pid) not in "ZX"]
+    return [process for process in found if proc_files.living(process.pid)]
 
 
 def _process(pid: int) -> Process:

@@ -81,7 +81,7 @@ def stop_all(servers: Sequence[Sshd]) -> None:
                 _signal(pid, number)
         for server in servers:
             server.process.wait(30)
-        victims = {pid for pid in victims | processes_of(servers) if living(pid)}
+        victims = {pid for pid in victims | processes_of(servers) if proc_files.living(pid)}
         assert time.monotonic() < deadline, f"{[server.entry for server in servers]} left {victims}"
     for server in servers:
         server.process.wait(30)
@@ -233,14 +233,9 @@ def marked(*marks: str) -> set[int]:
                     environ = file.read()
             except OSError:
                 continue
-            if any(mark.encode() in environ for mark in marks) and living(int(name)):
+            if any(mark.encode() in environ for mark in marks) and proc_files.living(int(name)):
                 found.add(int(name))
     return found
-
-
-def living(pid: int) -> bool:
-    fields = proc_files.stat(pid)
-    return bool(fields) and fields[0] not in "ZX"
 
 
 def _signal(pid: int, number: int) -> None:

@@ -18,6 +18,7 @@ from clustertool.model.config.cluster import Cluster, read_cluster
 from clustertool.ssh import connection
 from clustertool.ssh.connection import SshLink
 from clustertool.ssh.parallel import each
+from tests import proc_files
 from tests.ssh import sshd
 from tests.ssh.conftest import cluster_for
 from tests.ssh.links import Delayed, close_all, forgotten, open_all, run_user_command, script
@@ -191,7 +192,7 @@ def test_proxy_command_has_its_own_session_and_ends_with_the_link(
         pid, session = (int(token) for token in reported.read_text().split())
         assert session == pid != os.getsid(0)
         assert len(script(link, b"head -c 3000000 /dev/zero\n", 20).stdout) == 3000000
-    until(lambda: not sshd.living(pid))
+    until(lambda: not proc_files.living(pid))
 
 
 def test_proxy_command_that_fails_is_quoted(start: Start, ssh_keys: sshd.Keys, laptop: Path) -> None:
@@ -214,4 +215,4 @@ def test_proxy_command_that_ignores_its_end_is_killed(start: Start, ssh_keys: ss
         SshLink(cluster.hosts[0], cluster)
     assert time.monotonic() - begin < 30, "its command never ends by itself"
     pid = int(reported.read_text())
-    until(lambda: not sshd.living(pid))
+    until(lambda: not proc_files.living(pid))
