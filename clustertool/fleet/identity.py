@@ -45,9 +45,10 @@ def certificate() -> tuple[str, str]:
 def self_signed(
     key: ec.EllipticCurvePrivateKey | Ed25519PrivateKey, serial: int, digest: hashes.SHA256 | None
 ) -> tuple[str, str]:
-    """Sign a certificate with its own key, and return (certificate, key) in PEM. Name and dates are always the same.
+    """Build a certificate that is signed with its own key, and return (certificate, key) as PEM text.
 
-    digest: the hash function of the signature; None for Ed25519.
+    key: the private key object. Name and dates are always the same. digest: the hash function of the signature; None for
+    Ed25519.
     """
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "clustertool job")])
     made = (

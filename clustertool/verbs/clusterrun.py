@@ -445,7 +445,7 @@ class _LaunchReport:
         configuration({name: self._hide(value) for name, value in values.items()}, self._aside)
 
     def planned(self, made: Plan) -> None:
-        """Print the environment of the first process of every role, on stderr."""
+        """Print the variables that place the first process of every role, long lists cut, on stderr."""
         environments(made, self._aside)
 
     def ended(self, made: Plan) -> None:

@@ -497,7 +497,8 @@ def _show_failures(follow: FollowSession, hide: Hide) -> ClustertoolError | None
 def _show_last_lines(follow: FollowSession, hide: Hide, alike: Sequence[ProcessStatus]) -> Sequence[str]:
     """Print the last lines of the first of several processes with the same error, and return them.
 
-    If they are on the screen already, or the log is on another machine (then returns ()), print that.
+    If they are on the screen already, print only where, and return them. If the log is on another machine, has no lines, or its
+    node does not answer, print that, and return an empty sequence. hide: masks secrets.
     """
     terminal, first, name = follow.call.terminal, alike[0], follow.watch.status.name(alike[0].node)
     log = JobPaths.log(first.role, first.rank, first.attempt)

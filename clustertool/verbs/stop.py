@@ -134,7 +134,8 @@ def _without_left_out(call: Call, fleet: Fleet, answers: ByJob) -> ByJob:
 def _stop_early(call: Call, fleet: Fleet, how: StopHow, shown: dict[tuple[str, str], str]) -> ByJob:
     """Stop jobs on the connected nodes while others still log in, and return {job: {node's name: its answer}}.
 
-    {} if no node is late, for --dry, and if the late ones may change which job is meant.
+    {} if no node is late, if there is no job to stop, for --dry, and if the late ones may change which job is meant. shown:
+    {(job, node's name): text} of what is on the screen; results that are printed here are added.
     """
     late = [fleet.name(node) for node in fleet.late]
     if not late or call.given.dry:

@@ -203,7 +203,7 @@ def _backend(launch: Launch, value: str) -> None:
 
 
 def _elastic_level(launch: Launch, value: str) -> None:
-    """Set 3 restarts for a level above 0, unless a number was given before."""
+    """Set 3 restarts for a level above 0, unless a number of restarts was given before; ignore any other value."""
     if re.fullmatch(r"[1-9]\d*", value):
         launch.options.setdefault("max-restarts", _RESTARTS)
 

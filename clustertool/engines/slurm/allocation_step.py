@@ -27,8 +27,8 @@ _UNKNOWN = "?"  # the number of a step that has ended before Slurm was asked for
 def allocation_here(slurm: SlurmHost, facts: Facts) -> ShellAllocation | None:
     """Return the allocation of the shell in which this command was typed, with the number of its nodes; None without one.
 
-    Returns None also if the login host is another machine, or has another user. facts: of the login host. Raises NotFound for
-    an allocation that does not run, PreflightError if Slurm does not answer.
+    Returns None also for a rank of a job of ours, and if the login host is another machine or has another user. facts: of the
+    login host. Raises NotFound for an allocation that does not run, PreflightError if Slurm does not answer.
     """
     found = shell_allocation(os.environ)
     if found is None or facts.machine != this_machine.machine() or facts.user != this_machine.user():

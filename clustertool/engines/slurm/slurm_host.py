@@ -146,7 +146,10 @@ class SlurmHost:
         return next((job for job in slurm_answers.read_jobs(answer["stdout"]) if job.id == number), None)
 
     def ended_state(self, number: int) -> str:
-        """Return the state in which a job has ended, by the accounting (sacct); "" if there is none."""
+        """Return the state of a job that has ended, as sacct prints it ("CANCELLED by 1000"); "" without accounting or record.
+
+        The end is not checked: a job that runs has "RUNNING" or the like. Raises Unreachable, and what check() raises.
+        """
         options = ("--allocations", "--noheader", "--parsable2", "--format=State", f"--jobs={number}")
         answer = self._run_program("sacct", *options)  # not every cluster has it
         return answer["stdout"].strip().partition("\n")[0] if not answer["code"] else ""

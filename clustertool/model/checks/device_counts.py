@@ -198,9 +198,10 @@ def _users(node: int, report: DevicesAnswer, cards: Sequence[Card]) -> List[Find
 
 
 def _processes(node: int, kind: str, cards: Sequence[Card]) -> List[Finding]:
-    """Report each computing process once, with all its cards, except on cards that its own job has locked.
+    """Report each process that computes on these cards once, with all of them, as an error or a warning.
 
-    An error on a card in exclusive mode, on which no second process can start; else a warning.
+    A card is left out if the process belongs to the job that has locked it, see _of_holder(). It is an error if one of the
+    cards is in exclusive mode, on which no second process can start.
     """
     on: Dict[int, List[Card]] = {}
     seen: Dict[int, List[CardProcess]] = {}

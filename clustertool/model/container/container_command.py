@@ -331,7 +331,10 @@ def _fields(path: str, target: str, name: str = "target") -> str:
 
 
 def _shell(argv: List[str]) -> List[str]:
-    """Build the arguments of the shell that runs CLUSTERTOOL_RUN with a command."""
+    """Build the arguments of the container's shell, without "sh", that runs the script in CLUSTERTOOL_RUN.
+
+    The script (_script()) prepares the environment, and then runs `argv`, its positional parameters.
+    """
     return ["-c", 'eval "$CLUSTERTOOL_RUN"', "clustertool", *argv]
 
 

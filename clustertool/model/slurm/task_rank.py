@@ -48,9 +48,10 @@ def read_task(environ: Mapping[str, str]) -> Task:
 
 
 def rank_environment(environ: Mapping[str, str], options: RankOptions) -> Dict[str, str]:
-    """Build the environment of a task's rank: the task's variables, and those that `run` sets in a collective job.
+    """Build the environment of a task's rank: variables of the task, and over them those that `run` sets in a collective job.
 
-    OMP_NUM_THREADS is SLURM_CPUS_PER_TASK if that is set. Raises UsageError as read_task().
+    Left out are variables of launchers (of_launcher()), except OMPI_MCA_*. The task's own SHELL_DEFAULTS stay; without its
+    own OMP_NUM_THREADS, SLURM_CPUS_PER_TASK is used if that is set. Raises UsageError as read_task().
     """
     task = read_task(environ)
     hosts = hosts_with_ranks(task.hosts, task.tasks)

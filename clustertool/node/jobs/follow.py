@@ -42,9 +42,10 @@ class Follower:
     """
 
     def __init__(self, record: Record, request: FollowRequest) -> None:
-        """Open the events, and the logs or the file of the request. Events before its `events_at` are read, not sent.
+        """Open the events, and the file of the request or the logs that the first `events_at` bytes of the events name.
 
-        Raises NotFound if the job has no directory here, was never started here, or has no such file.
+        These events are read, not sent; pieces() opens the logs of later ones. Raises NotFound if the job has no directory
+        here, was never started here, or has no such file.
         """
         self._record = record
         self._job = files.open_job_dir(record.paths.dir)

@@ -83,8 +83,8 @@ class JobProcesses:
     def process(self, kind: str, own: Optional[CaretakerRecord] = None) -> Optional[Process]:
         """Return the newest process of a kind (supervisor, guard, gauge), alive or not.
 
-        None if none is recorded, or it is of another boot or process id namespace. own: what own() returns, if the caller has
-        it.
+        None if none is recorded, or the newest supervisor is of another boot or process id namespace. own: the record of the
+        job's events that own() has read, if the caller has it.
         """
         own = self.own() if own is None else own
         found = own.caretakers.get(kind)
@@ -96,7 +96,7 @@ class JobProcesses:
         return [Process(pid, start) for pid, start in pairs if isinstance(pid, int) and isinstance(start, int)]
 
     def caretakers(self, own: Optional[CaretakerRecord] = None, kinds: Sequence[str] = CARETAKERS[:2]) -> List[Process]:
-        """List the living ones of supervisor and guard, or of other `kinds`. own: what own() returns, if the caller has it."""
+        """List the living ones of supervisor and guard, or of other `kinds`. own: the record that own() has read, if any."""
         own = self.own() if own is None else own
         found = [self.process(kind, own) for kind in kinds]
         return [process for process in found if process and processes.alive(process)]

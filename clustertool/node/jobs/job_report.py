@@ -78,7 +78,10 @@ def report(node: NodeContext, request: requests.ReportRequest) -> answers.Report
 
 
 def tail(node: NodeContext, request: requests.TailRequest) -> answers.TailAnswer:
-    """Read the last lines of one log, as the request demands: {text}, "" if it cannot be read."""
+    """Read the last lines of one log, as the request demands, at most 64 KiB: {text}, "" if the log cannot be read.
+
+    Raises NotFound without the job or its directory, PreflightError if its record is unusable.
+    """
     with files.closing(files.open_job_dir(record_of(node, request["job"]).paths.dir)) as job:
         with contextlib.suppress(OSError):
             return {"text": last_lines(job, request["log"], request["lines"])}

@@ -119,7 +119,7 @@ class Record(JobProcesses):
         return self.own()
 
     def supervised(self, own: Optional[NodeRecord] = None) -> bool:
-        """Check whether its supervisor lives. own: what own() returns, if the caller has it."""
+        """Check whether its supervisor lives. own: the record that own() has read, if any."""
         return self.caretakers(own, ("supervisor",)) != []
 
     def heartbeat(self) -> Optional[float]:

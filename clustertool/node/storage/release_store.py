@@ -121,7 +121,10 @@ class Store:
         return young  # one too many does no harm
 
     def _stat_pieces(self, wanted: Container[str]) -> Dict[str, os.stat_result]:
-        """Map those of `wanted` that are in the store to what stat() reports."""
+        """Map those of `wanted` that are in the store to what stat() reports.
+
+        Raises OSError.
+        """
         with os.scandir(self.top) as entries:
             return {entry.name: entry.stat(follow_symlinks=False) for entry in entries if entry.name in wanted}
 

@@ -84,7 +84,7 @@ class NodeResources:
     def reserve(self) -> None:
         """Reserve the node's ports, check that they are free, and lock its devices unless an engine allocates them.
 
-        Raises PreflightError if one is in use.
+        Raises PreflightError if a port or device is in use or cannot be used; release() then releases what was reserved before.
         """
         processes = self._spec["processes"]
         each = [process["ports"] for process in processes]
@@ -98,7 +98,7 @@ class NodeResources:
 
     @property
     def inherited(self) -> Tuple[int, ...]:
-        """The descriptors that the guard keeps open, too: as long as it or the supervisor lives, the devices are reserved."""
+        """The descriptor of the lock of devices, () without a lock: while it or a copy is open, the devices are reserved."""
         return () if self._devices is None else (self._devices.fd,)
 
     def refresh(self) -> None:

@@ -94,6 +94,6 @@ class PodLogWriter:
 
 
 def write_line(line: bytes) -> None:
-    """Write a line to stdout, unless that is closed."""
+    """Write a line, which ends with its newline, to stdout, and ignore errors: stdout may be closed."""
     with contextlib.suppress(OSError):
         files.write_all(_STDOUT, line)

@@ -218,7 +218,8 @@ class JobMembers:
     def beat(self, message: Header) -> None:
         """Send a heartbeat with acknowledgements to every connected node if one is due, else to those with a new numbered beat.
 
-        Immediate acknowledgement makes their leases as long as possible. message: the other fields of the heartbeat.
+        It acknowledges the node's messages and, in an elastic job, its newest beat. Immediate acknowledgement makes their
+        leases as long as possible. message: the other fields of the heartbeat.
         """
         due = self._clock.now >= self._beat_at
         if due:
