@@ -25,7 +25,7 @@ _CLEANED = "nothing to do, if they were removed on purpose"
 class Fetched:
     """What was copied from the node of one rank. place: the folder or file on this machine that has it now.
 
-    shared: the files that are not surely the job's own, since several jobs have worked in their folder.
+    shared: files that are not surely of the job: another job could write to their folder, or they are older than the job.
     """
 
     node: str
@@ -130,7 +130,7 @@ def _copy_folder(
 ) -> tuple[Copied, tuple[SharedFile, ...]]:
     """Copy a folder of a node into `to`; return (what was copied, the files in it that are not surely the job's own).
 
-    Of a folder in which several jobs have run, only the files that are this job's by their times are copied; the second list
+    Of a folder outside the job's directory, only the files that are of this job by their times are copied; the second list
     has those that were left out, too. place: the job's directory on the node. wanted: the path of the folder in it. Raises
     NotFound if there is no such folder.
     """
@@ -148,7 +148,9 @@ def _copy_folder(
 def _ask_write_spans(at: NodeFolder, job: str, path: str) -> tuple[WriteSpan, list[WriteSpan]] | None:
     """Ask a node when this job could write to a place there, and when other jobs could: (span, spans of the others).
 
-    at: the place, a folder or a file. path: the same place in the job's directory. None if only this job has worked there.
+    None for a place in the job's own directory, or in its folder on a volume of pods, where no other job works. In another
+    working directory the list is empty if no other job has worked there; files may be older than the job. at: the place, a
+    folder or a file. path: the same place, relative to the directory or working directory of a job. Raises the node's errors.
     """
     answer = at.fleet.ask_one(at.node, SPANS({"job": job, "dir": at.path, "path": path}))
     spans = [WriteSpan(*row) for row in answer["spans"]]

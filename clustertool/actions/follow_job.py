@@ -176,9 +176,10 @@ class LostNodes:
             self._elastic = any(event.get("type") == "job" and "lead" in event for event in header["events"])
 
     def pause(self, node: int) -> float:
-        """Return the seconds before the next attempt to connect to a node.
+        """Return the seconds before the next attempt to connect to a node: 1.0 unless it is a lost node of an elastic job.
 
-        1.0; for a lost node of an elastic job they double with each call, up to 30.
+        For such a node they double with each call, from 1.0 up to 30, and with each failed start of it. They begin anew by
+        returned(), and after a start without an error.
         """
         if not (self._elastic and self._follower.lost(node)):
             return _RETRY
@@ -213,10 +214,11 @@ class LostNodes:
 
     @property
     def may_run(self) -> bool:
-        """Whether a node of an elastic job whose nodes have all ended may still run: for 3 s after the first call.
+        """Return whether a node may still run, once the streams of all nodes of an elastic job have ended without an outcome.
 
-        False for other jobs. A node that was started again may coordinate the job, so the first call makes _follow_again() ask
-        all of them once more.
+        Read it only then, which it does not check: the first call begins the 3 s for which it is True, and makes turn() ask the
+        nodes without a recorded end once more, as one that was started again may coordinate the job. The 3 s begin anew when a
+        node was started or a new epoch is known. False for other jobs.
         """
         now = time.monotonic()
         if self._elastic and self._quiet_since is None:

@@ -249,10 +249,11 @@ class Cluster:
 
     @plain_errors()
     def jobs(self) -> list[Job]:
-        """Return all jobs of this user on the nodes that answer, newest first, and those that the engine has queued.
+        """Return all jobs of this user, newest first: those with records on nodes that answer, and those that the engine knows.
 
-        Nodes that do not answer, and processes that are left of jobs, are logged as warnings. If no node answers, their errors
-        are raised.
+        Of the latter, those that are queued or run, and those of which it knows why they have ended. Logged as warnings: nodes
+        that do not answer, an engine that does not, and processes that are left of jobs. If no node answers, their errors are
+        raised.
         """
         caller = SilentCaller()
         with caller.opened(self._config) as engine:

@@ -128,7 +128,11 @@ class Examined:
         return rows
 
     def exit_code(self) -> int:
-        """Return the exit code of an error: 70 for a bug on a node, 77 if all failed nodes refused the login, else 69."""
+        """Return the exit code of a preflight that has found an error, which the caller has checked.
+
+        70 if an error in `failed` is a bug of the tool, 77 if all of them are refused logins or host keys, else 69. Findings do
+        not count.
+        """
         if any(isinstance(error, InternalError) for error in self.failed.values()):
             return 70
         return 77 if self.failed and all(isinstance(error, AuthError) for error in self.failed.values()) else 69

@@ -186,7 +186,10 @@ _OF_EPOCHS: Mapping[str, Callable[[str, Mapping[str, Any]], str]] = {
 
 
 def membership_text(membership: MembershipSample) -> str:
-    """Describe the epoch of an elastic job, its nodes, those on standby, and how and why they changed last."""
+    """Describe the epoch of an elastic job: its number of nodes and the limits of that, who is on standby, and since when.
+
+    Then come the nodes that left, and why, those that joined, and the cause of the epoch.
+    """
     nodes, standby = membership["nodes"], membership["standby"]
     text = f"epoch {membership['epoch']}, {len(nodes)} of {membership['minimum']}:{membership['maximum']} nodes"
     text += f", on standby: {fold(standby)}" * bool(standby)

@@ -389,7 +389,10 @@ class _Typed:
         self.given: str | None = None  # the password of this attempt
 
     def begin(self) -> None:
-        """Begin a new attempt, without a password; one of the last attempt counts as refused."""
+        """Forget the password of the last attempt before a new one; if there was one, it counts as refused.
+
+        password() then asks for another one. A password that end() has reported does not count. Nothing is sent to the server.
+        """
         self._retry = self.given is not None
         self.asked, self.given = False, None
 

@@ -298,7 +298,10 @@ def _how_to_add(to: SshSettings) -> str:
 
 
 def _bare(to: SshSettings) -> str:
-    """Return the name of a host without its port, as its certificate has it: HostKeyAlias, else what to connect to."""
+    """Return the name of a host without its port, which its certificate must have: HostKeyAlias, else the address.
+
+    Lines of known_hosts may have this name, too.
+    """
     name = to.hostname.lower()
     return name if to.host_key_name.lower() == f"[{name}]:{to.port}" else to.host_key_name
 

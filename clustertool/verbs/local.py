@@ -15,7 +15,11 @@ from clustertool.verbs.verb import Call, read_whole_number
 
 
 def up(call: Call) -> None:
-    """Start the embedded cluster if it does not run, and print its servers."""
+    """Start the servers of the embedded cluster that do not run, and print all of its servers.
+
+    --nodes: their number, also of a cluster that runs: servers beyond it are ended. Without it, there are as many as before, or
+    three. Raises UsageError for a number that is not valid, and the errors of LocalCluster.up().
+    """
     local = LocalCluster()
     cluster = local.up(read_whole_number(call.given.nodes, "--nodes"))
     for server in local.status():

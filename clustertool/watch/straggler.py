@@ -112,7 +112,7 @@ def pace_of(progress: Curve) -> float:
 
 
 def _median_gap(progress: Curve) -> float:
-    """Compute the median seconds between two printed steps, 0.0 for one."""
+    """Compute the median of the seconds from each printed step to the next one, 0.0 for fewer than two steps."""
     return median(b[0] - a[0] for a, b in zip(progress, progress[1:])) if len(progress) > 1 else 0.0
 
 
@@ -143,7 +143,11 @@ def _find_quiet(peers: Sequence[RankPace]) -> dict[Key, str]:
 
 
 def _find_cpu(peers: Sequence[RankPace], steps: Mapping[Key, float]) -> dict[Key, str]:
-    """Map each rank that used much less or more CPU than the median to the reason: see RULES. Ranks below 5 s do not count."""
+    """Map each rank that used much less or much more CPU than the median to the reason: see RULES.
+
+    Only ranks count, also for the median, that ran for 5 s or more and whose CPU use is known; {} if there are fewer than two.
+    steps: by _estimate_steps(); more CPU counts only where the ranks in it are at about the same step.
+    """
     known = {pace.key: pace.cores for pace in peers if pace.cores is not None and pace.end - pace.start >= _SHORT}
     if len(known) < 2:
         return {}

@@ -234,7 +234,10 @@ class SshStart(Starter):
         return {node: with_devices(fact, answers[node]) for node, fact in facts.items()}
 
     def _check_room(self, examined: Examined) -> Examined:
-        """Return `examined` with the check of the disk for the workspace; as it is without a workspace."""
+        """Return `examined` with findings on whether each node's disk has room for the workspace, in place of earlier ones.
+
+        Return it as it is without a workspace, or if the check "disk" is off.
+        """
         request = self._request
         if request.workspace is None:
             return examined

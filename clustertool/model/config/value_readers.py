@@ -31,9 +31,10 @@ def nearest(name: object, known: Collection[str], lead: str = "known keys:") -> 
 
 
 def read_values(values: Values, readers: Mapping[str, Reader], error: ErrorKind, place: Place) -> Dict[str, Any]:
-    """Read the settings of one source by the readers of their names: {name: value}. place: where the setting of a name is.
+    """Convert each setting of one source by the reader of its name, and return {name: value}.
 
-    Raises `error` for an unknown name, and for a value that its reader refuses.
+    Raises `error` for a name without a reader, and for a value whose reader raises ValueError. place: returns, for a name, the
+    words with which the message begins, such as "job.toml: [container] NAME =".
     """
     found = {}
     for name, value in values.items():

@@ -48,9 +48,11 @@ _SHORT_FLAGS = "ditqPeciCfuwn"  # several of them may stand behind one dash
 
 
 def describe_refused(options: Sequence[str], runtime: str) -> str:
-    """Describe why the first option that a user may not add does not fit, with its name; "" if all fit.
+    """Describe the first of the arguments `options` that a user may not add, and why; "" if there is none.
 
-    runtime: as in the settings; with "auto" the options are those of docker and podman.
+    Refused are options by which the tool itself sets something, "--", and a word that is no option and no value of one. Options
+    that the runtime does not know are not found. runtime: as in the settings; with "auto" the options are those of docker and
+    podman.
     """
     table = _OF_APPTAINER if runtime == APPTAINER else _REFUSED
     value_may_follow = False

@@ -45,9 +45,9 @@ class LatePieces:
         self._transits[node, piece] = _Transit(size, now)
 
     def came(self, node: int, piece: int, now: float) -> None:
-        """Record that a node has a piece: pieces that were begun before it were passed by its size.
+        """Record that a node has a piece, and add its size to what has overtaken the pieces that were begun before it.
 
-        Update the usual seconds per byte.
+        It updates the usual seconds per byte, too. Does nothing for a piece that is not on its way to this node.
         """
         done = self._transits.pop((node, piece), None)
         if done is None:

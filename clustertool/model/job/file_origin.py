@@ -54,5 +54,5 @@ def origin_of(changed: int, own: WriteSpan, others: Sequence[WriteSpan]) -> File
 
 
 def _start(span: WriteSpan) -> int:
-    """Return the sort key of a span."""
+    """Return the start of a span: the key by which max() finds the newest job."""
     return span.start

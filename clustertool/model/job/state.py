@@ -307,7 +307,10 @@ class JobStatus:
         here.trouble = NodeTrouble(NodeCause.DISK_FULL, str(event["root"])) if event["full"] else NodeTrouble()
 
     def _on_unconnected(self, here: NodeStatus, event: Event) -> None:
-        """Note why the node has no connection to the coordinator, and since when."""
+        """Note why the node has no connection to the coordinator, since when, and whether it had one before.
+
+        The time is by the node's clock. The endpoint and the name of the errno are noted, too.
+        """
         texts = {name: str(event[name]) for name in ("endpoint", "errno", "why")}
         here.unconnected = {**texts, "since": float(event["since"]), "again": bool(event.get("again"))}
 
@@ -330,7 +333,10 @@ class JobStatus:
                 process.guarded = True
 
     def _on_ended(self, here: NodeStatus, event: Event) -> None:
-        """Set the node to ENDED, and record its outcome. Its lost ranks that were never started are WAITING again."""
+        """Set the node to ENDED, record its outcome, and advance `ended` to this time, by the laptop's clock.
+
+        Its lost ranks that were never started are WAITING again. An outcome that counts more stays: see _note_outcome().
+        """
         here.state = NodeState.ENDED
         self.ended = max(self.ended, float(event.get("t", 0)) - here.skew)
         for process in self._on(here.index):

@@ -108,7 +108,10 @@ class StoreMeeting:
 
     @property
     def _stored(self) -> Optional[StoreRecord]:
-        """The record of this job in the store, None if there is none."""
+        """Return the record of this job in the newest view of the store, without a request to the store.
+
+        None if the store has no record, has that of another job, or has not answered yet (then view.content is None).
+        """
         return self._record_of_job(self.view.content)
 
     def _record_of_job(self, content: Optional[StoreContent]) -> Optional[StoreRecord]:

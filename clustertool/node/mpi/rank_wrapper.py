@@ -93,9 +93,11 @@ def _watch_signals() -> Tuple[socket.socket, socket.socket]:
 
 
 def _wait_for_end(paths: JobPaths, rank: int, sock: socket.socket, wake: socket.socket) -> Tuple[int, int]:
-    """Wait for the rank's end; return its exit code and signal: SIGKILL also if the supervisor has ended.
+    """Wait until the supervisor answers that the rank has ended, and return its exit code and signal (0 for none).
 
-    Reports the first signal of the launcher to the supervisor.
+    The answer comes only if the rank has ended well, or by mpirun. For one that has failed or was stopped, this waits until the
+    supervisor ends, and returns (0, SIGKILL). It reports once to the supervisor that the launcher has sent a signal. Raises the
+    ClustertoolError by which the supervisor refuses.
     """
     reported = False
     while True:
@@ -150,10 +152,11 @@ def _fork_rank(found: RankEnvironment) -> Tuple[int, int]:
 
 
 def _become_rank(found: RankEnvironment, wait: int) -> None:
-    """Wait for the byte, open the rank's log as stdout and stderr, and execute its program. Never returns.
+    """Turn this process into the rank: wait for the byte, open the log as stdout and stderr, and execute the program.
 
-    Without the byte it ends by SIGKILL. After an error it exits with the error's code, and writes the reason to the log if it
-    can.
+    wait: the descriptor from which the byte is read; if it is closed before, this process ends by SIGKILL. found: the
+    supervisor's answer. Never returns: if the program cannot start, it writes the reason to the log, and exits with 127 if the
+    program is not found, else 126; with 126, too, if the log cannot be opened.
     """
     if os.read(wait, 1) != b"g":
         os.kill(os.getpid(), signal.SIGKILL)

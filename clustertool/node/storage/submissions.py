@@ -63,9 +63,10 @@ def submit(node: NodeContext, request: requests.SubmitRequest) -> answers.Answer
 
 
 def submitted(node: NodeContext, request: requests.SubmittedRequest) -> answers.Answer:
-    """Write the id that the scheduler has given to a job into its submission.
+    """Write the id that the scheduler has given to a job into the job's submission.json.
 
-    Raises NotFound if there is no submission, and PreflightError if it cannot be written.
+    Raises UsageError for a job id that is not valid, NotFound if there is no submission that can be read, and PreflightError
+    if the file cannot be written.
     """
     path = _queue_path(node.root, request["job"])
     about = _read_submission(path, request["job"])
