@@ -55,9 +55,13 @@ def elastic(job_of: Callable[[str], Job]) -> Job:
     return job_of("elastic")
 
 
-@pytest.fixture
-def undisturbed(elastic: Job) -> dict[int, str]:
-    found = losses(train(elastic, "u", "--steps", UNDISTURBED))
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[int, str]:
+    job = Job("elastic", tmp_path_factory.mktemp("undisturbed"))
+    try:
+        found = losses(train(job, "u", "--steps", UNDISTURBED))
+    finally:
+        job.end()
     assert list(found) == list(range(10, UNDISTURBED + 1, 10))
     assert float(found[UNDISTURBED]) < float(found[10]) - 0.5
     return found

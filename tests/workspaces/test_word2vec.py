@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import signal
 import socket
 import struct
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -35,9 +37,26 @@ def job(job_of) -> Job:
     return job_of("word2vec")
 
 
-def small(job: Job, shards: int) -> None:
-    """Data for a quick training: the frequent words only."""
-    prepare(job.workspace / "train_data_dir", "--shards", str(shards), "--min-count", "20")
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What prepare.py writes for 5 shards."""
+    folder = tmp_path_factory.mktemp("data") / "a"
+    prepare(folder, "--shards", "5", PYTHONHASHSEED="1")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., None]:
+    """small(JOB, SHARDS): data for a quick training, the frequent words only."""
+    made: dict[int, Path] = {}
+
+    def add(job: Job, shards: int = 4) -> None:
+        if shards not in made:
+            made[shards] = tmp_path_factory.mktemp("small") / "data"
+            prepare(made[shards], "--shards", str(shards), "--min-count", "20")
+        shutil.copytree(made[shards], job.workspace / "train_data_dir")
+
+    return add
 
 
 def losses(program: Program) -> list[float]:
@@ -74,42 +93,47 @@ def assert_stops(pservers: list[Program]) -> None:
 # ---- the data
 
 
-def test_prepare_writes_the_same_bytes_every_time(tmp_path):
-    for name, seed in (("a", "1"), ("b", "2")):
-        prepare(tmp_path / name, "--shards", "5", PYTHONHASHSEED=seed)
-    files = {path.name: path.read_bytes() for path in (tmp_path / "a").iterdir()}
+def test_prepare_writes_the_same_bytes_every_time(written: Path, tmp_path: Path) -> None:
+    """Files of a former run go, and what is written does not depend on the order of sets."""
+    prepare(tmp_path / "b", "--shards", "9")
+    prepare(tmp_path / "b", "--shards", "5", PYTHONHASHSEED="2")
+    files = {path.name: path.read_bytes() for path in written.iterdir()}
     assert files == {path.name: path.read_bytes() for path in (tmp_path / "b").iterdir()}
     assert sorted(files) == [f"train.txt-{n:05d}" for n in range(5)] + ["word_dict.txt"]
 
 
-def test_dictionary_is_sorted_and_is_no_shard(tmp_path):
-    prepare(tmp_path, "--shards", "4")
-    rows = [line.split() for line in (tmp_path / "word_dict.txt").read_text().splitlines()]
+def test_dictionary_is_sorted_and_is_no_shard(written: Path) -> None:
+    rows = [line.split() for line in (written / "word_dict.txt").read_text().splitlines()]
     counts = [int(count) for _, count in rows]
     assert counts == sorted(counts, reverse=True)
     assert counts[-1] >= 6
     assert {"class", "function", "string", "import"} <= {word for word, _ in rows}
-    text = " ".join(path.read_text() for path in tmp_path.glob("*-[0-9]*")).split()
+    text = " ".join(path.read_text() for path in written.glob("*-[0-9]*")).split()
     assert {word: text.count(word) for word, _ in rows[:20]} == {word: int(n) for word, n in rows[:20]}
 
 
-def test_shards_are_of_one_size_and_old_ones_go(tmp_path):
-    prepare(tmp_path, "--shards", "9")
-    prepare(tmp_path, "--shards", "3")
-    sizes = [len(path.read_text().split()) for path in sorted(tmp_path.glob("*-[0-9]*"))]
-    assert len(sizes) == 3
+def test_shards_are_of_one_size(written: Path) -> None:
+    sizes = [len(path.read_text().split()) for path in sorted(written.glob("*-[0-9]*"))]
+    assert len(sizes) == 5
     assert max(sizes) < 1.05 * min(sizes)
 
 
 # ---- training
 
 
-@pytest.mark.parametrize("mode", ["--sync", "--async"])
-def test_it_learns(job, mode):
-    small(job, shards=4)
+@pytest.mark.parametrize("mode, epochs", [("--sync", 2), ("--async", 1)])
+def test_it_learns(job, small, mode, epochs):
+    """Port checks and strangers at a pserver are no trainers; the last one says nothing, and stays."""
+    small(job)
     pservers = job.start_pservers(2, trainers=2)
-    trainers = job.start_trainers(2, mode, "--epochs", "6", "--report", "0.2")
-    assert_learned(job, trainers, barrier=mode == "--sync")
+    host, port = pservers[0].endpoint.split(":")
+    for greeting in (b"GET / HTTP/1.1\r\nHost: pserver\r\n\r\n", struct.pack("<4sBII", b"w2v1", 4, 0, 0)):
+        with socket.create_connection((host, int(port)), timeout=30) as stranger:
+            stranger.sendall(greeting)  # the second is LEAVE without HELLO
+            assert stranger.recv(100) == b""
+    with socket.create_connection((host, int(port)), timeout=30):
+        trainers = job.start_trainers(2, mode, "--epochs", str(epochs), "--report", "0.2")
+        assert_learned(job, trainers, barrier=mode == "--sync")
     first = losses(trainers[0])[0] if mode == "--sync" else max(losses(trainer)[0] for trainer in trainers)
     assert first == pytest.approx(NOTHING_KNOWN, abs=0.01)
     assert_stops(pservers)
@@ -129,7 +153,7 @@ def test_neighbours_make_sense(job):
 
 @pytest.mark.chaos
 @pytest.mark.parametrize("shards, count", [(3, 2), (2, 3)])
-def test_uneven_shards_do_not_block_a_step(job, shards, count):
+def test_uneven_shards_do_not_block_a_step(job, small, shards, count):
     small(job, shards)
     pservers = job.start_pservers(2, count)
     trainers = job.start_trainers(count, "--epochs", "4", "--batch", "256")
@@ -141,7 +165,7 @@ def test_uneven_shards_do_not_block_a_step(job, shards, count):
 
 
 @pytest.mark.chaos
-def test_the_model_does_not_depend_on_the_number_of_pservers(job):
+def test_the_model_does_not_depend_on_the_number_of_pservers(job, small):
     small(job, shards=1)
     models = []
     for count in (1, 3):
@@ -153,7 +177,7 @@ def test_the_model_does_not_depend_on_the_number_of_pservers(job):
 
 
 @pytest.mark.chaos
-def test_train_py_is_the_pserver_when_its_role_says_so(job):
+def test_train_py_is_the_pserver_when_its_role_says_so(job, small):
     small(job, shards=1)
     pservers = job.start_pservers(1, trainers=1, script="train.py")
     assert_learned(job, job.start_trainers(1, "--epochs", "8", "--report", "0.2"))
@@ -161,7 +185,7 @@ def test_train_py_is_the_pserver_when_its_role_says_so(job):
 
 
 @pytest.mark.chaos
-def test_it_learns_over_ipv6(job):
+def test_it_learns_over_ipv6(job, small):
     try:
         socket.create_server(("::1", 0), family=socket.AF_INET6).close()
     except OSError as error:
@@ -170,21 +194,6 @@ def test_it_learns_over_ipv6(job):
     pservers = job.start_pservers(2, trainers=1, ip="[::1]")
     assert_learned(job, job.start_trainers(1, "--epochs", "8", "--report", "0.2"))
     assert_stops(pservers)
-
-
-def test_port_checks_and_strangers_are_no_trainers(job):
-    small(job, shards=1)
-    (pserver,) = job.start_pservers(1, trainers=1)
-    host, port = pserver.endpoint.split(":")
-    with socket.create_connection((host, int(port)), timeout=30) as stranger:
-        stranger.sendall(b"GET / HTTP/1.1\r\nHost: pserver\r\n\r\n")
-        assert stranger.recv(100) == b""
-    with socket.create_connection((host, int(port)), timeout=30) as stranger:
-        stranger.sendall(struct.pack("<4sBII", b"w2v1", 4, 0, 0))  # LEAVE without HELLO
-        assert stranger.recv(100) == b""
-    with socket.create_connection((host, int(port)), timeout=30):  # silent, and stays
-        assert_learned(job, job.start_trainers(1, "--epochs", "8", "--report", "0.2"))
-    assert_stops([pserver])
 
 
 # ---- failures
@@ -196,10 +205,10 @@ def training(trainers: list[Program]) -> None:
         trainer.says("loss=", times=2)
 
 
-@pytest.mark.parametrize("mode", ["--sync", "--async"])
-def test_a_lost_pserver_ends_the_trainers(job, mode):
-    small(job, shards=2)
-    pservers = job.start_pservers(3, trainers=2)
+@pytest.mark.parametrize("mode", ["--sync", pytest.param("--async", marks=pytest.mark.chaos)])
+def test_a_lost_pserver_ends_the_trainers(job, small, mode):
+    small(job)
+    pservers = job.start_pservers(2, trainers=2)
     trainers = job.start_trainers(2, mode, *FOREVER, "--report", "0.1")
     training(trainers)
     pservers[1].popen.kill()
@@ -207,12 +216,12 @@ def test_a_lost_pserver_ends_the_trainers(job, mode):
     complaints = [[line for line in trainer.lines if "loss=" not in line][1:] for trainer in trainers]
     assert [len(complaint) for complaint in complaints] == [1, 1], complaints
     assert f"lost pserver 1 at {pservers[1].endpoint}" in complaints[0][0] + complaints[1][0]
-    assert_stops([pservers[0], pservers[2]])
+    assert_stops(pservers[:1])
 
 
-def test_a_lost_trainer_ends_the_others_in_sync_mode(job):
-    small(job, shards=3)
-    pservers = job.start_pservers(2, trainers=3)
+def test_a_lost_trainer_ends_the_others_in_sync_mode(job, small):
+    small(job)
+    pservers = job.start_pservers(1, trainers=3)
     trainers = job.start_trainers(3, *FOREVER, "--report", "0.1")
     training(trainers)
     trainers[1].popen.kill()
@@ -223,7 +232,7 @@ def test_a_lost_trainer_ends_the_others_in_sync_mode(job):
 
 
 @pytest.mark.chaos
-def test_a_lost_trainer_does_not_stop_async_training(job):
+def test_a_lost_trainer_does_not_stop_async_training(job, small):
     small(job, shards=2)
     pservers = job.start_pservers(2, trainers=2)
     trainers = job.start_trainers(2, "--async", "--epochs", "12", "--report", "0.05")
@@ -251,8 +260,8 @@ def test_outside_a_job_it_names_the_fix(job):
         assert program.lines == [f"'{missing}' is not set; start this with `inv run --workspace workspaces/word2vec`"]
 
 
-def test_trainers_that_disagree_are_reported(job):
-    small(job, shards=1)
+def test_trainers_that_disagree_are_reported(job, small):
+    small(job)
     (pserver,) = job.start_pservers(1, trainers=2)
     (first,) = job.start_trainers(1, *FOREVER)
     pserver.says("holds")
