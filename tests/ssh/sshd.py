@@ -108,9 +108,9 @@ def make_keys(dir: Path, count: int = 8) -> Keys:
 def write_key(path: Path, key: ed25519.Ed25519PrivateKey | rsa.RSAPrivateKey, passphrase: str = "") -> Path:
     """A private key file in OpenSSH's format, and its .pub next to it."""
     lock: serialization.KeySerializationEncryption = serialization.NoEncryption()
-    if passphrase:
-        lock = serialization.BestAvailableEncryption(passphrase.encode())
     form = serialization.PrivateFormat.OpenSSH
+    if passphrase:  # hashed once: many times, as by default, take long
+        lock = form.encryption_builder().kdf_rounds(1).build(passphrase.encode())
     path.write_bytes(key.private_bytes(serialization.Encoding.PEM, form, lock))
     path.chmod(0o600)
     known = key.public_key().public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
