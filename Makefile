@@ -13,7 +13,7 @@ PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11 p
 help:
 	@echo "make demo    train word2vec on three embedded nodes (installs what is missing)"
 	@echo "make demo-elastic   train on four embedded nodes, kill one, and see the loss continue"
-	@echo "make quick   unit tests, and one job of each kind on three embedded nodes: two minutes"
+	@echo "make quick   unit tests, and one job of each kind on two embedded nodes: two minutes"
 	@echo "make test    all tests; ARGS='-k name' selects, and ARGS=tests/unit needs no frameworks and engines"
 	@echo "make test-versions   tests of the laptop's side with each Python here, the oldest and the newest libraries; ARGS='tests/unit'"
 	@echo "make test-chaos   random faults of jobs, an hour"

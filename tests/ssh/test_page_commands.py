@@ -21,6 +21,9 @@ from tests.pages import PAGES, blocks_of
 # tests/unit/test_pages.py requires that a translation has the blocks of the English page
 TRANSLATED = {REPO / "docs/zh-CN/first-run.md"}
 TYPED = [page for page in PAGES if page not in TRANSLATED and any(block.runs for block in blocks_of(page))]
+# The pages that start the embedded cluster themselves, with its three nodes; the jobs of the others are on one or two.
+ON_THREE_NODES = {REPO / "README.md", REPO / "docs/first-run.md"}
+ON_ONE_NODE = {REPO / "docs/api.md"}
 
 
 def shape(line: str) -> str:
@@ -49,19 +52,30 @@ def type_block(embedded: EmbeddedSite, text: str) -> Done:
     return Done(done.code, out, err, done.seconds)
 
 
+def add_workspaces(folder: Path) -> None:
+    """Copy the workspaces, with few lines of data for word2vec."""
+    made = shutil.ignore_patterns("word2vec", "output", "__pycache__", "train_data_dir")
+    shutil.copytree(REPO / "workspaces", folder, ignore=made)
+    for shard in (cases.small_word2vec(folder) / "train_data_dir").glob("*-[0-9]*"):
+        shard.write_text("".join(shard.read_text().splitlines(keepends=True)[:10]))
+
+
 @pytest.mark.parametrize("page", TYPED, ids=lambda page: str(page.relative_to(REPO)))
 def test_commands_of_a_page(embedded: EmbeddedSite, page: Path) -> None:
     """The folder has what a checkout has after `make demo`: .venv, the workspaces with their data.
 
-    A block of text below a block of commands is their output, or a part of it.
+    A block of text below a block of commands is their output, or a part of it. A cluster that runs keeps its number of nodes,
+    which the commands of most pages do not depend on.
     """
-    folder = embedded.folder
-    made = shutil.ignore_patterns("word2vec", "output", "__pycache__", "train_data_dir")
-    shutil.copytree(REPO / "workspaces", folder / "workspaces", ignore=made)
-    cases.small_word2vec(folder / "workspaces")
+    folder, blocks = embedded.folder, blocks_of(page)
+    typed = "".join(block.text for block in blocks if block.runs)
+    if "workspaces/" in typed:
+        add_workspaces(folder / "workspaces")
     (folder / ".venv").symlink_to(sys.prefix)
+    if page not in ON_THREE_NODES:
+        embedded.clustertool("cluster.up", "--nodes", 1 if page in ON_ONE_NODE else 2).ends(0)
     output = ""
-    for block in blocks_of(page):
+    for block in blocks:
         if block.title:
             (folder / block.title).parent.mkdir(parents=True, exist_ok=True)
             (folder / block.title).write_text(block.text)
