@@ -624,7 +624,7 @@ ROWS = (
         "LAUNCH INFO lines, status running",
         "clustertool status",
         "differs: the lines are those of the tool",
-        ran_by="tests/ssh/test_cli_verbs.py::test_status_and_jobs",
+        ran_by="tests/ssh/test_cli_verbs.py::test_status_and_jobs_and_attach_of_a_detached_job",
     ),
     Row(
         "D",

@@ -1,6 +1,7 @@
 """The node's code as nodes keep it. Without it, each node of each test would receive and compile it: 0.2 s of CPU.
 
-Tests of that first start do without: tests/node/test_bootstrap.py, tests/ssh/test_local_cluster.py. A join bundle has
+Tests of that first start do without: tests/node/test_bootstrap.py, tests/ssh/test_local_cluster.py. Nodes of elastic jobs
+compile the larger code of joining processes, too, which takes 0.7 s: `put_joining_into` spares it. A join bundle has
 the text of all modules; `add_compiled` adds what Python makes of them, which takes 0.7 s of CPU at each start of the bundle.
 """
 
@@ -27,15 +28,31 @@ class NodeCode:
     """The code, installed once below `folder`, for nodes whose Python is this one."""
 
     def __init__(self, folder: Path) -> None:
-        data = node_bundle._content()[1]
-        self.name = f"{node_bundle.digest()}.{sys.implementation.cache_tag}-{sys.hexversion:x}"
-        self.place = folder / CACHE / self.name
-        install(data, node_bundle.digest(), str(self.place), safe=lambda _: None, complete=lambda _: False)
+        self._folder = folder
+        self.place = self._installed(node_bundle._content()[1], node_bundle.digest())
+        self.name = self.place.name
+
+    @functools.cached_property
+    def joining(self) -> Path:
+        """The code of joining processes, which the first use installs."""
+        return self._installed(join_process._join_texts(join_process.code()), join_process.digest())
 
     def put_into(self, home: Path) -> None:
         """As after a first start there. The files are the same ones in all homes: nothing writes to them."""
+        self._copy(self.place, home)
+
+    def put_joining_into(self, home: Path) -> None:
+        """As after an elastic job there: keep_code() of node/agent/members.py has written it."""
+        self._copy(self.joining, home)
+
+    def _installed(self, data: bytes, digest: str) -> Path:
+        place = self._folder / CACHE / f"{digest}.{sys.implementation.cache_tag}-{sys.hexversion:x}"
+        install(data, digest, str(place), safe=lambda _: None, complete=lambda _: False)
+        return place
+
+    def _copy(self, place: Path, home: Path) -> None:
         (home / CACHE).mkdir(mode=0o700, parents=True, exist_ok=True)
-        shutil.copytree(self.place, home / CACHE / self.name, copy_function=os.link)
+        shutil.copytree(place, home / CACHE / place.name, copy_function=os.link)
 
 
 @functools.lru_cache(maxsize=1)  # all pods of a job have the same

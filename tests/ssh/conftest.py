@@ -30,7 +30,7 @@ def ssh_keys(tmp_path_factory: pytest.TempPathFactory) -> sshd.Keys:
 def start(ssh_keys: sshd.Keys, node_code: NodeCode, tmp_path: Path) -> Iterator[Callable[..., sshd.Sshd]]:
     """start(number, address=..., keys=..., authorized=..., extra=[...]): one server, on 127.0.0.<number> without an `address`.
 
-    installed=False: the node's code has not been sent there before.
+    installed=False: the node's code has not been sent there before. joining=True: an elastic job has been there before.
     """
     servers: list[sshd.Sshd] = []
 
@@ -43,6 +43,8 @@ def start(ssh_keys: sshd.Keys, node_code: NodeCode, tmp_path: Path) -> Iterator[
         servers.append(server)
         if given.get("installed", True):
             node_code.put_into(server.home)
+        if given.get("joining"):
+            node_code.put_joining_into(server.home)
         return server
 
     yield one

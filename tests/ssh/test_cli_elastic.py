@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from tests.cli import LoopSite, until
+from tests.node_code import CACHE
 
 TRAIN = """
 import os, time
@@ -39,36 +40,36 @@ def ready(site: LoopSite, attempt: int, world: int) -> None:
 
 def kill(site: LoopSite, node: int) -> None:
     """Its member, as a crash would."""
-    (found,) = (one for one in status(site)["nodes"] if one["index"] == node)
-    os.kill(found["supervisor"], signal.SIGKILL)
+    (found,) = (process for process in site.processes(node) if process.name == "ct-supervisor")
+    os.kill(found.pid, signal.SIGKILL)
 
 
 def test_a_lost_node_is_started_again_by_the_attached_command(site):
-    three = site(3)
-    three.workspace(train_py=TRAIN)
-    three.conf(LOSS_TIMEOUT=3, GRACE=2)
-    run = three.start("run", "-w", "job", "--nnodes", "2:3", "--all-ranks")
-    for rank in range(3):
-        run.says(rf"ready 0 {rank} 3")
-    kill(three, 1)
+    two = site(2, joining=True)
+    two.workspace(train_py=TRAIN)
+    two.conf(LOSS_TIMEOUT=3, GRACE=2)
+    run = two.start("run", "-w", "job", "--nnodes", "1:2", "--all-ranks")
+    for rank in range(2):
+        run.says(rf"ready 0 {rank} 2")
+    kill(two, 1)
     run.says("is lost: the supervisor died")
-    for rank in range(3):
-        run.says(rf"ready 1 {rank} 3", 60)
-    found = status(three)
+    for rank in range(2):
+        run.says(rf"ready 1 {rank} 2", 60)
+    found = status(two)
     assert [epoch["attempt"] for epoch in found["epochs"]] == [0, 1]
     assert found["epochs"][1]["seconds"] < 30 and "is lost" in found["epochs"][1]["cause"]
-    assert "ready 0 2 3" in three.clustertool("logs", "--rank", "2", "--attempt", "0").ends(0).out
-    table = three.clustertool("status").ends(0).out
+    assert "ready 0 1 2" in two.clustertool("logs", "--rank", "1", "--attempt", "0").ends(0).out
+    table = two.clustertool("status").ends(0).out
     assert "epoch" in table and "cost" in table
-    three.clustertool("report", "--to", "page.html").ends(0)
-    assert "<h2>Epochs</h2>" in (three.folder / "page.html").read_text()
+    two.clustertool("report", "--to", "page.html").ends(0)
+    assert "<h2>Epochs</h2>" in (two.folder / "page.html").read_text()
     run.signal(signal.SIGINT)
     run.wait().ends(130)
-    three.gone()
+    two.gone()
 
 
 def test_nodes_are_released_and_added_again(site):
-    three = site(3)
+    three = site(3, joining=True)
     three.workspace(train_py=TRAIN)
     three.conf(LOSS_TIMEOUT=3, GRACE=2)
     three.clustertool("run", "-w", "job", "--nnodes", "1:3", "--detach").ends(0)
@@ -101,7 +102,7 @@ def test_nodes_are_released_and_added_again(site):
 
 def test_an_elastic_job_continues_from_the_output_of_an_earlier_one(site):
     """The second node of it has none."""
-    two = site(2)
+    two = site(2, joining=True)
     script = """
         import os
         mark = "output/mark" + os.environ["RANK"]
@@ -128,7 +129,7 @@ def test_a_plan_is_shown_and_wrong_numbers_are_refused(site):
 
 @pytest.mark.chaos
 def test_a_node_is_released_although_the_job_waits_for_its_next_epoch(site):
-    three = site(3)
+    three = site(3, joining=True)
     three.workspace(train_py=TRAIN)
     three.conf(LOSS_TIMEOUT=3, GRACE=2)
     three.clustertool("run", "-w", "job", "--nnodes", "3:3", "--detach").ends(0)
@@ -144,9 +145,13 @@ def test_a_node_is_released_although_the_job_waits_for_its_next_epoch(site):
 
 
 @pytest.mark.parametrize("sent", [True, False])
-def test_the_coordinator_is_the_named_host(site, sent):
-    """Also where job.toml is on the nodes, and is read only when these have answered."""
-    two = site(2)
+def test_the_coordinator_is_the_named_host(site, sent, node_code):
+    """Also where job.toml is on the nodes, and is read only when these have answered.
+
+    Nodes of the first get the code of joining processes; those of other tests have it already (tests/node_code.py): in the
+    same place with the same name, or it is installed again.
+    """
+    two = site(2, joining=not sent)
     script = 'import os\nprint("runs", os.environ["RANK"], os.environ["HOME"], flush=True)\n'
     job = two.workspace(train_py=script)
     two.conf(COORDINATOR=two.servers[1].address)
@@ -158,3 +163,5 @@ def test_the_coordinator_is_the_named_host(site, sent):
         given = ["--job-workspace", "~/work"]
     run = two.clustertool("run", *given, *(["--nnodes", "2:2"] if sent else []), "--all-ranks").ends(0)
     assert f"runs 0 {two.home(1)}" in run.out and f"runs 1 {two.home(0)}" in run.out
+    for node in range(2):
+        assert {path.name for path in (two.home(node) / CACHE).iterdir()} == {node_code.name, node_code.joining.name}
