@@ -12,7 +12,7 @@ from tests.ssh.conftest import laptop, site, ssh_keys, start
 __all__ = ["laptop", "site", "ssh_keys", "start"]
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chromium]:
     if not PROGRAM:
         pytest.skip("needs a browser (package chromium)")

@@ -28,19 +28,21 @@ def word2vec(site: Site) -> Path:
     workspace = site.folder / "word2vec"
     made = shutil.ignore_patterns("train_data_dir", "output", "__pycache__")
     shutil.copytree(REPO / "workspaces/word2vec", workspace, ignore=made)
-    subprocess.run([sys.executable, workspace / "prepare.py"], check=True, stdout=subprocess.DEVNULL)
+    subprocess.run(
+        [sys.executable, workspace / "prepare.py", "--min-count", "20"], check=True, stdout=subprocess.DEVNULL
+    )
     shutil.copy(HERE / "faulty.py", workspace)
-    site.inv("run", "-w", workspace, "--script", "faulty.py --async --epochs 10000 --report 1").ends(1)
+    site.inv("run", "-w", workspace, "--script", "faulty.py --async --epochs 10000 --report 1 --dim 16").ends(1)
     site.inv("report", "--to", "page.html").ends(0)
     return site.folder / "page.html"
 
 
 def test_one_slow_and_one_crashed_rank(site, browser: Chromium, tmp_path: Path) -> None:
     # PATH of a scrubbed environment has no virtual environment, and the example needs numpy
-    four = site(4).conf(PRELUDE=f"PATH={Path(sys.executable).parent}:$PATH")
-    page = word2vec(four)
+    three = site(3).conf(PRELUDE=f"PATH={Path(sys.executable).parent}:$PATH")
+    page = word2vec(three)
     browser.open(page, 1280, 800)
-    culprit, straggler = f"trainer 1 on {four.name(1)}", f" on {four.name(2)}: at step"
+    culprit, straggler = f"trainer 1 on {three.name(1)}", f" on {three.name(2)}: at step"
     for text in ("Failed", culprit, "FloatingPointError: the loss is nan", "victims", straggler, "straggler: "):
         assert browser.visible(text), text
     assert browser.value("scrollY") == 0

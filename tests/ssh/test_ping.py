@@ -29,8 +29,8 @@ needs_ping = pytest.mark.skipif(not _works(), reason="needs the command ping, an
 @needs_ping
 def test_many_addresses_are_pinged_at_once() -> None:
     start = time.monotonic()
-    got = ping.ping_all({number: f"127.0.{number // 200}.{1 + number % 200}" for number in range(400)}, 20.0)
-    assert len(got) == 400 and all(got.values())
+    got = ping.ping_all({number: f"127.0.{number // 200}.{1 + number % 200}" for number in range(250)}, 20.0)
+    assert len(got) == 250 and all(got.values())
     assert time.monotonic() - start < 20
 
 
@@ -93,13 +93,13 @@ def test_without_the_command_nothing_is_measured(why: str, tmp_path: Path, monke
 
 
 def test_check_shows_not_measured_and_run_is_not_refused(site, tmp_path):
-    pair = site(2)
+    one = site(1)
     path = {"PATH": f"{_forbidden(tmp_path / 'bin')}:{os.environ['PATH']}"}
-    rows = pair.inv("check", "--json", env=path).ends(0).json["nodes"]
-    assert [row["findings"]["ping"] for row in rows] == [{"level": "skip", "text": "not measured", "fix": ""}] * 2
-    assert "not measured" in pair.inv("check", env=path).ends(0).out
-    done = pair.inv("run", "-w", HELLO, env=path).ends(0)
+    rows = one.inv("check", "--json", env=path).ends(0).json["nodes"]
+    assert [row["findings"]["ping"] for row in rows] == [{"level": "skip", "text": "not measured", "fix": ""}]
+    assert "not measured" in one.inv("check", env=path).ends(0).out
+    done = one.inv("run", "-w", HELLO, env=path).ends(0)
     assert "ping" not in done.err
-    pair.servers[1].stop()
-    down = pair.inv("check", "--json", env=path).ends(69).json["nodes"][1]["findings"]
+    one.servers[0].stop()
+    down = one.inv("check", "--json", env=path).ends(69).json["nodes"][0]["findings"]
     assert (down["ssh"]["level"], down["ping"]["level"]) == ("bad", "skip")

@@ -361,12 +361,12 @@ def test_full_disk(node: Any, tmp_path: Path) -> None:
 # ---- together, and the bridge by itself
 
 
-def test_16_nodes_at_once(cluster_of: Any, tmp_path: Path) -> None:
+def test_6_nodes_at_once(cluster_of: Any, tmp_path: Path) -> None:
     source = tmp_path / "source"
     source.mkdir()
     for number in range(200):
         (source / f"file{number}").write_bytes(os.urandom(10000))
-    cluster, _ = cluster_of(16)
+    cluster, _ = cluster_of(6)
     links = open_all(cluster.hosts, cluster).all()
 
     def one(link: SshLink) -> Copied:
