@@ -47,22 +47,6 @@ def whole(text: str) -> bool:
     return lines == [*(f"line {n}" for n in range(total)), f"the end after {total}"]
 
 
-def test_a_laptop_that_dies_ends_nothing(site):
-    pair = site(2)
-    running = counting(pair)
-    running.signal(signal.SIGKILL)
-    running.wait()
-    until(lambda: not [p for node in (0, 1) for p in pair.processes(node) if p.name == "ct-agent"])
-    status = pair.inv("status", "--json").ends(0).json
-    assert status["state"] == "running"
-    go(pair)
-    pair.gone()
-    status = pair.inv("status", "--json").ends(0).json
-    assert (status["state"], status["outcome"]["code"]) == ("succeeded", 0)
-    for rank in (0, 1):
-        assert whole(pair.inv("logs", "-r", rank).ends(0).out)
-
-
 def test_a_run_that_was_suspended_calls_no_node_silent(site):
     """Ctrl+Z and fg, for longer than the loss timeout: what the nodes have sent meanwhile is still to be read."""
     pair = site(2)
@@ -77,20 +61,30 @@ def test_a_run_that_was_suspended_calls_no_node_silent(site):
     assert "connection lost" not in done.err
 
 
-def test_a_terminal_that_is_closed_detaches(site):
+def test_terminals_that_are_closed_and_a_laptop_that_dies_end_nothing(site):
+    """A run and an attach are detached, the next attach is killed with its laptop, and the job goes on to its end."""
     pair = site(2)
     running = counting(pair)
     running.signal(signal.SIGHUP)
     done = running.wait()
     assert "the job goes on: inv attach --job" in done.err
-    assert pair.inv("status", "--json").ends(0).json["state"] == "running"
     attached = pair.start("attach", terminal=True)
     attached.says("line 4$")
     os.close(attached._streams.pop("out"))  # the window is closed
     attached.wait()
+    attached = pair.start("attach")
+    attached.says("line 6$")
+    attached.signal(signal.SIGKILL)
+    attached.wait()
+    until(lambda: not [p for node in (0, 1) for p in pair.processes(node) if p.name == "ct-agent"])
     assert pair.inv("status", "--json").ends(0).json["state"] == "running"
     go(pair)
     pair.gone()
+    status = pair.inv("status", "--json").ends(0).json
+    assert (status["state"], status["outcome"]["code"]) == ("succeeded", 0)
+    out = pair.inv("logs", "--all-ranks").ends(0).out
+    for rank in (0, 1):
+        assert whole("\n".join(line for line in out.splitlines() if line.startswith(f"[trainer {rank} ")))
 
 
 STEPS = """
@@ -152,10 +146,17 @@ def test_the_coordinators_node_crashes(site):
     assert status["processes"][0]["since"] < at_clock + 1, "since its last sign"
 
 
-def test_a_cable_that_is_healed_in_time(site):
+def test_a_connection_that_breaks_or_is_silent_for_a_while_is_resumed_where_it_was(site):
+    """Its agent is killed, twice; then the cable is cut for less than the loss timeout."""
     pair = site(2)
     pair.conf(LOSS_TIMEOUT=12)
     running = counting(pair, "--rank", 1)
+    for times in (1, 2):
+        (agent,) = [p.pid for p in pair.processes(1) if p.name == "ct-agent"]
+        os.kill(agent, signal.SIGKILL)
+        before = running.out.count("line")
+        until(lambda: running.out.count("line") > before + 5)  # noqa: B023 - it is over when the loop goes on
+        assert running.err.count("node1: connection lost") == times
     pair.lab.cut(1)
     before = running.out.count("line")
     at = time.monotonic()
@@ -165,20 +166,6 @@ def test_a_cable_that_is_healed_in_time(site):
     until(lambda: running.out.count("line") > before + 25)
     go(pair)
     assert whole(running.wait().ends(0).out)
-
-
-def test_a_connection_that_breaks_is_resumed_where_it_was(site):
-    pair = site(2)
-    running = counting(pair, "--rank", 1)
-    for times in (1, 2):
-        (agent,) = [p.pid for p in pair.processes(1) if p.name == "ct-agent"]
-        os.kill(agent, signal.SIGKILL)
-        before = running.out.count("line")
-        until(lambda: running.out.count("line") > before + 5)  # noqa: B023 - it is over when the loop goes on
-        assert running.err.count("node1: connection lost") == times
-    go(pair)
-    done = running.wait().ends(0)
-    assert whole(done.out)
 
 
 @pytest.mark.chaos
@@ -247,9 +234,12 @@ def test_a_node_that_hangs_while_it_stops(site):
 
 
 def test_a_cable_that_stays_cut(site):
-    """Both sides end their part: the coordinator gives the node up, and the node gives the coordinator up."""
-    pair = site(2)
-    pair.conf(LOSS_TIMEOUT=2)
+    """Both sides end their part: the coordinator gives the node up, and the node gives the coordinator up.
+
+    The status of the job does not wait for a node that it has lost.
+    """
+    pair = site(2, acquainted=True)
+    pair.conf(LOSS_TIMEOUT=2, CONNECT_TIMEOUT=100)
     running = counting(pair)
     pair.lab.cut(1)
     at = time.monotonic()
@@ -257,33 +247,43 @@ def test_a_cable_that_stays_cut(site):
     assert time.monotonic() - at < 2 + 3 + SLACK
     assert "node1" in done.last
     pair.gone(2 + SLACK)
+    status = pair.inv("status", "--json").ends(69)
+    assert status.seconds < 50
+    assert [(node["name"], node["state"]) for node in status.json["nodes"]][1] == ("node1", "lost")
+    assert "node1: still logging in" in status.err
     pair.lab.heal(1)
     assert pair.inv("status", "--json").ends(0).json["state"] == "lost"
     assert pair.inv("stop").ends(0)
 
 
+def lines_of(command) -> list[str]:
+    """The whole lines that it has printed on stdout so far."""
+    return command.out.split("\n")[:-1]
+
+
 def test_what_other_nodes_answer_is_shown_while_one_logs_in(site):
     pair = site(2, acquainted=True)  # so that a cut node is silent: no address is missing
-    pair.conf(LOSS_TIMEOUT=100)
+    pair.conf(LOSS_TIMEOUT=100, CONNECT_TIMEOUT=100)  # on a busy machine it is cut for longer than by default
     running = counting(pair)
     ranks = r"^trainer +(\d) +node\d +\S+ +(running|unknown)"
+    again = 90.0  # seconds: a connection is tried again 1, 3, 7, 15, 31 and 63 s after the first time
     pair.lab.cut(1)
     status = pair.start("status")
     status.says("^node1: still logging in")
-    assert re.findall(ranks, status.out, re.M) == [("0", "running"), ("1", "unknown")]
+    until(lambda: re.findall(ranks, status.out, re.M) == [("0", "running"), ("1", "unknown")])
     pair.lab.heal(1)
-    again = re.findall(ranks, status.wait().ends(0).out, re.M)[2:]
-    assert again == [("0", "running"), ("1", "running")]
+    second = re.findall(ranks, status.wait().ends(0).out, re.M)[2:]
+    assert second == [("0", "running"), ("1", "running")]
     pair.lab.cut(1)
     jobs = pair.start("jobs")
     follow = pair.start("logs", "--all-ranks", "--follow", "--json")
     jobs.says("^node1: still logging in")
-    assert " running " in jobs.out
+    until(lambda: " running " in jobs.out)
     follow.says("^node1: still logging in")
-    until(lambda: {json.loads(line)["rank"] for line in follow.out.splitlines()} == {0})
+    until(lambda: {json.loads(line)["rank"] for line in lines_of(follow)} == {0})
     pair.lab.heal(1)
     jobs.wait().ends(0)
-    until(lambda: {json.loads(line)["rank"] for line in follow.out.splitlines()} == {0, 1})
+    until(lambda: {json.loads(line)["rank"] for line in lines_of(follow)} == {0, 1}, again)
     follow.signal(signal.SIGINT)
     follow.wait()
     pair.lab.cut(1)
@@ -291,23 +291,11 @@ def test_what_other_nodes_answer_is_shown_while_one_logs_in(site):
     assert "still logging in" not in one.err, "it waits only for the nodes of these ranks"
     logs = pair.start("logs", "--all-ranks", "--tail", "1")
     logs.says("^node1: still logging in")
-    assert sorted(line.split()[1] for line in logs.out.splitlines()) == ["0"]
+    until(lambda: [line.split()[1] for line in lines_of(logs)] == ["0"])
     pair.lab.heal(1)
     assert sorted(line.split()[1] for line in logs.wait().ends(0).out.splitlines()) == ["0", "1"]
     go(pair)
     assert running.wait().code == 0
-
-
-def test_the_status_of_a_job_does_not_wait_for_a_node_that_it_has_lost(site):
-    pair = site(2, acquainted=True)
-    pair.conf(LOSS_TIMEOUT=2, CONNECT_TIMEOUT=100)
-    running = counting(pair)
-    pair.lab.cut(1)
-    running.wait().ends(75)
-    status = pair.inv("status", "--json").ends(69)
-    assert status.seconds < 50
-    assert [(node["name"], node["state"]) for node in status.json["nodes"]][1] == ("node1", "lost")
-    assert "node1: still logging in" in status.err
 
 
 @pytest.mark.chaos
