@@ -374,7 +374,8 @@ class Site:
 
     def gone(self, seconds: float = PATIENCE) -> None:
         """Nothing of any job lives on any node, at the latest in `seconds`."""
-        until(lambda: not self.living(), seconds, lambda: f"these to end: {self.living()}")
+        # each time all processes of the machine are read
+        until(lambda: not self.living(), seconds, lambda: f"these to end: {self.living()}", pause=0.1)
 
     def close(self) -> None:
         """End the commands; what a test has left on nodes is ended and is its failure."""
@@ -556,8 +557,10 @@ def _probe(node: int, pid: int) -> Iterator[Process]:
             yield Process(node, pid, tuple(argv), name)
 
 
-def until(true: Callable[[], Any], seconds: float = PATIENCE, what: Callable[[], str] = lambda: "it") -> None:
-    """Poll until it is true, with pauses twice as long as the last call took: it may start a command."""
+def until(
+    true: Callable[[], Any], seconds: float = PATIENCE, what: Callable[[], str] = lambda: "it", pause: float = 0.02
+) -> None:
+    """Poll until it is true, with pauses twice as long as the last call took, as it may start a command, at least `pause`."""
     deadline = time.monotonic() + seconds
     while True:
         began = time.monotonic()
@@ -566,7 +569,7 @@ def until(true: Callable[[], Any], seconds: float = PATIENCE, what: Callable[[],
         now = time.monotonic()
         if now > deadline:
             raise AssertionError(f"waited {seconds} s for {what()}")
-        time.sleep(min(max(0.02, 2 * (now - began)), 1.0))
+        time.sleep(min(max(pause, 2 * (now - began)), 1.0))
 
 
 def plain(text: str) -> str:
