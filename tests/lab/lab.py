@@ -595,9 +595,17 @@ def compiler() -> str:
 
 def _wrong_clock(etc: Path, seconds: int) -> str:
     """Lines of sshd_config that put every session under a clock of its own."""
-    source, made = REPO / "tests/lab/clock.c", etc / "clock.so"
-    _command([compiler() or "cc", "-shared", "-fPIC", "-O1", "-o", str(made), str(source), "-ldl"])
+    made = etc / "clock.so"
+    made.write_bytes(_compiled_clock())
     return f"SetEnv LD_PRELOAD={made} CLOCK_OFFSET={seconds}\n"
+
+
+@functools.cache
+def _compiled_clock() -> bytes:
+    with tempfile.TemporaryDirectory() as folder:
+        source, made = REPO / "tests/lab/clock.c", Path(folder) / "clock.so"
+        _command([compiler() or "cc", "-shared", "-fPIC", "-O1", "-o", str(made), str(source), "-ldl"])
+        return made.read_bytes()
 
 
 # -- namespaces

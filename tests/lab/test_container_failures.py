@@ -198,6 +198,7 @@ def test_a_supervisor_is_killed(started: Callable[..., ContainerRun], node: int)
     job.ends(75, f"node{node}.* lost", LOSS + GRACE)
 
 
+@pytest.mark.chaos  # test_jobs_faults.py has it without containers, and test_ctrl_c_... ends containers in the same way
 def test_a_node_is_cut_off(started: Callable[..., ContainerRun]) -> None:
     """Both sides end by themselves: the cut node too, with its containers."""
     job = started()
@@ -253,6 +254,7 @@ def test_ctrl_c_and_a_program_that_ignores_term(started: Callable[..., Container
     assert "node[0-1]: clean" in done.err
 
 
+@pytest.mark.chaos  # test_jobs_interrupt.py has it without containers, which the end of the grace kills in the same way
 def test_ctrl_c_twice(started: Callable[..., ContainerRun]) -> None:
     job = started("--grace", 60, program=STUBBORN)
     job.at = job.command.signal(signal.SIGINT)

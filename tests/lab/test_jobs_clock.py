@@ -33,11 +33,10 @@ def skewed(site):
     def make(**offsets):
         pair = site(2, nodes={int(name[1:]): Node(clock=offset) for name, offset in offsets.items()})
         pair.conf(LOSS_TIMEOUT=3)
+        command = f"{sys.executable} -c '{CLOCK}'"
+        found = pair.inv("exec", "--command", command, "--json").ends(0).json["nodes"]
         for name, offset in offsets.items():
-            command = f"{sys.executable} -c '{CLOCK}'"
-            done = pair.inv("exec", "--command", command, "--only", f"node{name[1:]}", "--json").ends(0)
-            (output,) = done.json["nodes"].values()
-            now, stamp = map(int, output["stdout"].split())
+            now, stamp = map(int, found[f"node{name[1:]}"]["stdout"].split())
             assert abs(now - time.time() - offset) < 600, "its clock is wrong indeed"
             assert abs(now - stamp) < 600, "and so are its files' times"
         pair.workspace(train_py=TICKS)
@@ -80,12 +79,12 @@ def test_a_job_runs_and_is_shown_in_the_laptops_time(skewed, skews):
     assert abs(job["created"] - begun) < 600 and abs(job["started"] - begun) < 600
     go(pair)
     running.wait().ends(0)
-    lines = pair.inv("logs", "--rank", "all", "--since", "30m", "--timestamps").ends(0).lines()
+    out = pair.inv("logs", "--all-ranks", "--since", "30m", "--timestamps").ends(0).out
+    lines = out.splitlines()
     times = [datetime.fromisoformat(line.split(" ")[3]).timestamp() for line in lines]
     assert len(times) > 60 and all(abs(t - begun) < 600 for t in times)
-    assert pair.inv("logs", "--rank", "all", "--since", "1s").ends(0).lines() != lines
+    assert len(pair.inv("logs", "--rank", "all", "--since", "1s").ends(0).lines()) < len(lines)
     # several ranks merged by time: what was printed earlier comes earlier
-    out = pair.inv("logs", "--all-ranks").ends(0).out
     found = re.findall(r"^\[trainer (\d) .*tick ([\d.]+)$", out, re.M)
     ticks = [float(tick) - skews.get(f"n{rank}", 0) for rank, tick in found]
     assert len(ticks) > 60
@@ -93,7 +92,7 @@ def test_a_job_runs_and_is_shown_in_the_laptops_time(skewed, skews):
     assert late < 2, f"a line came {late} s too late"
     # jobs go by age, and this one is young
     assert pair.inv("clean", "--older-than", "30m", "--json").ends(0).json["removed"] == []
-    assert pair.inv("jobs", "--json").ends(0).json["jobs"]
+    assert pair.jobs(0) and pair.jobs(1)
 
 
 @pytest.mark.parametrize(

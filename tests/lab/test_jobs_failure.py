@@ -8,6 +8,8 @@ import re
 import signal
 import time
 
+import pytest
+
 from tests.cli import INV
 
 SLACK = 20.0  # seconds that a loaded machine may add
@@ -57,6 +59,7 @@ def test_a_rank_that_exits_7_on_the_last_node(site):
     assert max(event["t"] for event in times if event["type"] == "exited") - failed < 3 + SLACK
 
 
+@pytest.mark.chaos  # test_jobs_sshd.py, test_mpi_failures.py and test_container_rootless.py have a rank that a signal ends
 def test_a_rank_that_is_killed(site):
     pair = site(2)
     pair.workspace(train_py=WAITS)

@@ -73,9 +73,9 @@ def test_a_hostfile_needs_no_conf(site):
 
 def test_hosts_and_slots_of_conf_are_chosen_too(site):
     three = site(3)
-    three.workspace(train_py=MEETS)
+    three.workspace(train_py="")
     three.conf(HOSTS=["node0", {"host": "node[1-2]", "nproc": 3}])
-    assert places(run(three)) == [(0, 0), (1, 0), (1, 1), (1, 2), (2, 0), (2, 1), (2, 2)]
+    assert places(planned(three)) == [(0, 0), (1, 0), (1, 1), (1, 2), (2, 0), (2, 1), (2, 2)]
     assert places(planned(three, "--only", "node[0,2]", "--skip", "node2:0")) == [(0, 0), (1, 0), (1, 1)]
 
 

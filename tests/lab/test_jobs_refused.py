@@ -28,6 +28,12 @@ def nothing(site):
 
 
 RUN = ["run", "--workspace", HELLO]
+WRITES = """
+    import os
+    with open(os.environ["CLUSTERTOOL_OUTPUT"] + "/it", "w") as file:
+        file.write("is here")
+    print("here", os.environ["WORLD_SIZE"])
+"""
 
 
 def test_programs_that_a_node_does_not_have(site):
@@ -40,18 +46,25 @@ def test_programs_that_a_node_does_not_have(site):
 
 
 def test_a_node_needs_rsync_only_where_it_was_asked_for(site):
-    pair = site(2, nodes={1: Node(hide=("rsync",))})
-    pair.workspace(train_py="import os\nopen(os.environ['CLUSTERTOOL_OUTPUT'] + '/it', 'w').write('is here')\n")
-    refused(
-        pair, 69, "run", "-w", "job", "--dispatch", "rsync", reported=["node1: no rsync", "install the package rsync"]
-    )
-    nothing(pair)
-    rows = {row["node"]: row["findings"] for row in pair.inv("check", "--json").ends(0).json["nodes"]}
+    """--skip-bad --nnodes N takes the first N that are fit; if there are fewer, nothing starts and all reasons are reported."""
+    three = site(3, nodes={0: Node(hide=("rsync",))})
+    three.workspace(train_py=WRITES)
+    given = ("run", "-w", "job", "--dispatch", "rsync")
+    reported = ["2 of 3 nodes are ready, --nnodes needs 3", "node0: no rsync", "install the package rsync"]
+    refused(three, 69, *given, "--skip-bad", "--nnodes", 3, reported=reported)
+    assert "64" in three.inv(*given, "--skip-bad", "--nnodes", 4).ends(64).last
+    nothing(three)
+    done = three.inv(*given, "--skip-bad", "--nnodes", 1).ends(0)
+    assert done.lines("[trainer") == ["[trainer 0 node1] here 1"]
+    assert "node0 is left out: rsync: no rsync (install the package rsync on the node)" in done.err
+    assert not three.jobs(0) + three.jobs(2)
+    three.conf(HOSTS=["node1", "node0"])
+    rows = {row["node"]: row["findings"] for row in three.inv("check", "--json").ends(0).json["nodes"]}
     assert [rows[name]["rsync"]["level"] for name in ("node0", "node1")] == ["ok", "ok"]
-    assert rows["node1"]["rsync"]["text"] == "no"
-    pair.inv("run", "-w", "job").ends(0)
-    pair.inv("fetch", "--rank", "all", "--to", "got").ends(0)
-    assert [(pair.folder / f"got/rank{rank}/it").read_text() for rank in (0, 1)] == ["is here"] * 2
+    assert rows["node0"]["rsync"]["text"] == "no"
+    three.inv("run", "-w", "job").ends(0)
+    three.inv("fetch", "--rank", "all", "--to", "got").ends(0)
+    assert [(three.folder / f"got/rank{rank}/it").read_text() for rank in (0, 1)] == ["is here"] * 2
 
 
 def test_a_python_that_is_too_old(site):
@@ -79,20 +92,6 @@ def test_hosts_that_cannot_be_reached_are_all_reported_at_once(site):
     done = four.inv(*RUN, "--skip-bad", "--all-ranks").ends(0)
     assert "node1 is left out" in done.err
     assert "[trainer 1 node3] hello" in done.out
-
-
-def test_nnodes_of_those_that_are_fit(site):
-    """--skip-bad --nnodes N takes the first N that are fit; if there are fewer, nothing starts and all reasons are reported."""
-    four = site(4, nodes={1: Node(hide=("rsync",))})
-    four.conf(DISPATCH="rsync")
-    four.workspace(train_py="import os\nprint('here', os.environ['WORLD_SIZE'])\n")
-    done = four.inv("run", "-w", "job", "--skip-bad", "--nnodes", 2, "--all-ranks").ends(0)
-    assert sorted(done.lines("[trainer")) == ["[trainer 0 node0] here 2", "[trainer 1 node2] here 2"]
-    assert "node1 is left out: rsync: no rsync (install the package rsync on the node)" in done.err
-    assert not four.jobs(3)
-    reported = ["3 of 4 nodes are ready, --nnodes needs 4", "node1: no rsync"]
-    refused(four, 69, "run", "-w", "job", "--skip-bad", "--nnodes", 4, reported=reported)
-    assert "64" in four.inv("run", "-w", "job", "--skip-bad", "--nnodes", 5).ends(64).last
 
 
 def test_a_key_that_is_refused(site):

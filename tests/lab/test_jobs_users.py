@@ -54,12 +54,18 @@ def of(people, user):
     return [process for process in people[user].living() if os.stat(f"/proc/{process.pid}").st_uid == UIDS[user]]
 
 
+def on_one_node(people, users, **keys):
+    """The port and the folder of a user are those of each node."""
+    for user in users:
+        people[user].conf(USER=user, PYTHON="python3", HOSTS=["node0"], **keys)
+
+
 def run(people, user, *args):
     return people[user].start("run", "-w", "job", "--mode", "ps", "--all-ranks", *args)
 
 
-def met(running, user):
-    for rank in (0, 1):
+def met(running, user, ranks=2):
+    for rank in range(ranks):
         running.says(rf"trainer {rank} node\d\] met {UIDS[user]}$")
 
 
@@ -119,10 +125,9 @@ def test_they_start_in_the_same_moment(people):
 
 
 def test_a_port_that_is_demanded_names_its_holder(people):
-    people["ann"].conf(USER="ann", PYTHON="python3", PADDLE_PORT=7777)
-    people["bob"].conf(USER="bob", PYTHON="python3", PADDLE_PORT=7777)
+    on_one_node(people, ("ann", "bob"), PADDLE_PORT=7777)
     running = run(people, "ann")
-    met(running, "ann")
+    met(running, "ann", 1)
     done = run(people, "bob").wait().ends(69)
     assert "port 7777 (PADDLE_PORT) is in use by a process of user ann" in done.err
     assert not of(people, "bob")
@@ -132,14 +137,13 @@ def test_a_port_that_is_demanded_names_its_holder(people):
 def test_one_root_dir_for_all(people):
     """A sticky directory, as /tmp is one: each has a folder there."""
     lab = people["root"].lab
-    for node in (0, 1):
-        lab.exec(node, ["install", "-d", "-m", "1777", "/tmp/jobs"])
+    lab.exec(0, ["install", "-d", "-m", "1777", "/tmp/jobs"])
     streams = {}
     users = ("root", "ann")
+    on_one_node(people, users, ROOT_DIR="/tmp/jobs")
     for user in users:
-        people[user].conf(USER=user, PYTHON="python3", ROOT_DIR="/tmp/jobs")
         streams[user] = run(people, user)
-        met(streams[user], user)
+        met(streams[user], user, 1)
     ids = {}
     for user in users:
         (ids[user],) = jobs(people[user])

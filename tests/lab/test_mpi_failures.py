@@ -217,8 +217,11 @@ def test_a_node_crashes(started: Callable[..., MpiRun], kind: Mpi, node: int) ->
 
 @pytest.mark.parametrize("kind", mpi.each(OPENMPI))
 def test_a_node_is_cut_off(started: Callable[..., MpiRun], kind: Mpi) -> None:
-    """Both sides end by themselves: the cut node too, with its ranks, its daemon and its folders."""
-    job = started(kind)
+    """Both sides end by themselves: the cut node too, with its ranks, its daemon and its folders.
+
+    The ranks sleep: one that waits in an all-reduce for a rank that is cut off keeps a processor busy.
+    """
+    job = started(kind, program=POLITE)
     job.at = time.monotonic()
     job.site.lab.cut(1)
     job.ends(75, "node1.* lost", LOSS + GRACE)

@@ -1,4 +1,4 @@
-"""docs/mpi.md: its jobs run on three machines without ssh between them, with the commands of the page."""
+"""docs/mpi.md: its jobs run on two machines without ssh between them, with the commands of the page."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ MPIRUN = "mpirun.openmpi"
 
 
 @pytest.fixture
-def three(site: Callable[..., LabSite]) -> LabSite:
-    """Three nodes with Open MPI and a stand-in for Paddle 0.10; the files of the page are in the folder of conf.py."""
+def two(site: Callable[..., LabSite]) -> LabSite:
+    """Two nodes with Open MPI and a stand-in for Paddle 0.10; the files of the page are in the folder of conf.py."""
     if not shutil.which(MPIRUN):
         why = f"no {MPIRUN} here: scripts/engine-packages.sh installs it"
         pytest.fail(why) if os.environ.get("DEMAND_ENGINES") == "1" else pytest.skip(why)
-    made = site(3)
-    for node in range(3):
+    made = site(2)
+    for node in range(2):
         programs = made.home(node) / "bin"
         programs.mkdir()
         (programs / "mpirun").symlink_to(shutil.which(MPIRUN) or "")
@@ -39,37 +39,37 @@ def three(site: Callable[..., LabSite]) -> LabSite:
     return made
 
 
-def test_the_new_form_of_the_old_recipe(three: LabSite) -> None:
+def test_the_new_form_of_the_old_recipe(two: LabSite) -> None:
     folder = Path("old")
     shard = "print(open(os.environ['CLUSTERTOOL_SHARDS']).read().rpartition('/')[2].strip())"
-    (three.folder / folder / "train.py").write_text(f"{TRAIN_V2}{shard}\n")
-    for number in range(3):
-        (three.folder / folder / f"train.txt-0000{number}").touch()
-    assert "Open MPI 4" in three.clustertool("check", "--workspace", folder).ends(0).out
-    plan = three.clustertool("--dry", "run", "--workspace", folder).ends(0).out
+    (two.folder / folder / "train.py").write_text(f"{TRAIN_V2}{shard}\n")
+    for number in range(2):
+        (two.folder / folder / f"train.txt-0000{number}").touch()
+    assert "Open MPI 4" in two.clustertool("check", "--workspace", folder).ends(0).out
+    plan = two.clustertool("--dry", "run", "--workspace", folder).ends(0).out
     assert "mpirun --allow-run-as-root --hostfile .clustertool/mpi-hosts" in plan
-    done = three.clustertool("run", "--workspace", folder, "--all-ranks").ends(0)
-    for node in range(3):
+    done = two.clustertool("run", "--workspace", folder, "--all-ranks").ends(0)
+    for node in range(2):
         prefix = f"[trainer {node} node{node}]"
         found = [line for line in done.lines() if line.startswith(prefix)]
-        assert found == [f"{prefix} trainer {node} of 3 6 6 6", f"{prefix} train.txt-0000{node}"], done.out
-    assert three.clustertool("logs", "--rank", 2).ends(0).lines() == found
+        assert found == [f"{prefix} trainer {node} of 2 3 3", f"{prefix} train.txt-0000{node}"], done.out
+    assert two.clustertool("logs", "--rank", 1).ends(0).lines() == found
     # Open MPI's own warning: its child has called setpgid, too, and has begun the daemon already
-    own = [line for line in three.clustertool("logs", "--role", "mpirun").ends(0).lines() if "setpgid" not in line]
+    own = [line for line in two.clustertool("logs", "--role", "mpirun").ends(0).lines() if "setpgid" not in line]
     assert not own
-    assert "mpi, 3 pservers, 3 trainers" in done.err
+    assert "mpi, 2 pservers, 2 trainers" in done.err
     assert "stopped by clustertool" not in done.err, "a pserver that is ended after training is no victim"
-    three.gone()
+    two.gone()
 
 
-def test_the_first_run_stops(three: LabSite) -> None:
+def test_the_first_run_stops(two: LabSite) -> None:
     """Without mpi4py: ranks that wait."""
-    (three.folder / "sum/train.py").write_text(
+    (two.folder / "sum/train.py").write_text(
         "import os, time\nprint(os.environ['RANK'], flush=True)\ntime.sleep(600)\n"
     )
-    running = three.start("run", "--workspace", "sum", "--nproc-per-node", 2, "--all-ranks")
-    running.says(r"\[trainer 5 node2\] 5")
-    assert "running" in three.clustertool("status").ends(0).out
-    three.clustertool("stop").ends(0)
+    running = two.start("run", "--workspace", "sum", "--nproc-per-node", 2, "--all-ranks")
+    running.says(r"\[trainer 3 node1\] 3")
+    assert "running" in two.clustertool("status").ends(0).out
+    two.clustertool("stop").ends(0)
     running.wait().ends(143)
-    three.gone()
+    two.gone()
