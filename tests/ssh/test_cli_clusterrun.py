@@ -77,41 +77,39 @@ def test_ips_without_conf_py(site):
 def test_few_lines_are_printed_before_the_first_one_of_the_program(site):
     """Also with notes of each kind: options, variables of the shell, old logs, files that are left out, earlier output. They
     are one line; -v prints each of them."""
-    pair = site(2)
-    without_conf(pair, "ports")
+    one = site(1)
+    without_conf(one, "ports")
     program = (
         "import os, time; open(os.environ['CLUSTERTOOL_OUTPUT'] + '/x', 'w'); print('1', flush=True); time.sleep(1)"
     )
     servers_toml = '[pserver]\nready = "started"\ncommand = ["sleep", "99"]'
-    pair.workspace(".", train_py=program, job_toml=servers_toml)
-    (pair.folder / "log").mkdir()
-    (pair.folder / "log/workerlog.0").write_text("of a job on this machine")
+    one.workspace(".", train_py=program, job_toml=servers_toml)
+    (one.folder / "log").mkdir()
+    (one.folder / "log/workerlog.0").write_text("of a job on this machine")
     shell = {"CUDA_VISIBLE_DEVICES": "-1", "PADDLE_PG_TIMEOUT": "9", "TERM": "dumb"}
-    nodes = "--ips", ",".join(server.entry for server in pair.servers)
+    nodes = "--ips", ",".join(server.entry for server in one.servers)
     typed = *nodes, "--monitor-interval=5", "--elastic-timeout=9", "train.py", "--nnodes=2"
     servers = "--server-num=1", "--log-level=WARNING"
     kinds = "--monitor-interval", "--elastic-timeout", "--nnodes", "CUDA_VISIBLE_DEVICES", "earlier job", "left out"
-    pair.clusterrun(*nodes, "train.py", env=shell).ends(0)  # the keys of the hosts are stored, and there is output
+    one.clusterrun(*nodes, "train.py", env=shell).ends(0)  # the keys of the hosts are stored, and there is output
     for more in ((), servers):
-        done = pair.clusterrun(*more, *typed, env=shell, terminal=True).ends(0)
+        done = one.clusterrun(*more, *typed, env=shell, terminal=True).ends(0)
         lines = lines_before(done.out)
         assert len(lines) <= 6, "\n".join(lines)
         (line,) = (line for line in lines if line.startswith("note: "))
         assert all(kind in line for kind in kinds), line
     assert "has left an output" in line
-    verbose = pair.clusterrun("-v", *typed, env=shell).ends(0).err.splitlines()
+    verbose = one.clusterrun("-v", *typed, env=shell).ends(0).err.splitlines()
     assert len([line for line in verbose if line.startswith("note: ")]) == len(kinds) + 1
-    pair.conf()
+    one.conf()
     for more in ((), ("--mode=ps",)):
-        done = pair.start(
-            "run", "-w", ".", *more, "train.py", "--nnodes", env=shell, program=CLUSTERTOOL, terminal=True
-        )
+        done = one.start("run", "-w", ".", *more, "train.py", "--nnodes", env=shell, program=CLUSTERTOOL, terminal=True)
         lines = lines_before(done.wait().ends(0).out)
         assert len(lines) <= 6 and any("--nnodes" in line and "left out" in line for line in lines), lines
 
 
 def test_conf_py_alone_gives_the_nodes(site):
-    three = site(3)
+    three = site(3, joining=True)
     three.workspace(".", train_py=TELLS)
     (three.folder / "log").mkdir()
     (three.folder / "log/workerlog.0").write_text("of a job on this machine")

@@ -6,8 +6,6 @@ import os
 import signal
 import time
 
-import pytest
-
 from tests.cli import until
 
 PROGRAM = """\
@@ -31,7 +29,7 @@ def sessions(one):
     return [process for process in one.all_processes() if "rank_session" in " ".join(process.argv)]
 
 
-def test_a_command_has_what_the_rank_has(site):
+def test_a_command_has_what_the_rank_has_and_what_is_refused(site):
     one, job = started(site)
     show = 'echo "$RANK $MASTER_PORT $FROM_PRELUDE $TOKEN" "$1"; pwd; env | sort >env-$RANK; umask'
     done = one.clustertool("exec", "--in-job", "--rank", 1, "sh", "-c", show, "0", "a 'b' $c").ends(0)
@@ -54,7 +52,25 @@ def test_a_command_has_what_the_rank_has(site):
     hint = one.clustertool("exec", "echo", "--json").ends(0)
     assert "note: --json is part of the command; options of exec stand before it" in hint.err
     assert "the command no-such does not exist" in one.clustertool("exec", "--in-job", "no-such").ends(127).err
-    one.inv("stop", "--job", job).ends(0)
+    # what is refused
+    assert "needs a terminal" in one.clustertool("exec", "--in-job").ends(64).err
+    assert "--json cannot be given" in one.clustertool("exec", "--in-job", "--json", "true").ends(64).err
+    assert "--rank needs --in-job" in one.clustertool("exec", "--rank", 1, "true").ends(64).err
+    assert f"job {job} has no trainer 7" in one.clustertool("exec", "--in-job", "--rank", 7, "true").ends(66).err
+    assert "has no host 'nowhere'" in one.clustertool("exec", "--in-job", "--host", "nowhere", "true").ends(66).err
+    os.kill(rank.pid, signal.SIGSTOP)  # a rank that is frozen runs
+    assert one.clustertool("exec", "--in-job", "--rank", 1, "--", "echo", "in").ends(0).out == "in\n"
+    os.kill(rank.pid, signal.SIGCONT)
+    (folder / "end").touch()
+    until(lambda: not any(p.argv[-1:] == ("train.py",) for p in one.processes(1)))
+    assert "trainer 1 does not run: it is done" in one.clustertool("exec", "--in-job", "--rank", 1, "true").ends(66).err
+    second = one.inv("run", "-w", "job", "--detach", env={"TOKEN": "t"}).ends(0).job
+    error = one.clustertool("exec", "--in-job", "true").ends(64).err
+    assert "several jobs run" in error and "name one with --job" in error
+    one.clustertool("exec", "--in-job", "--job", second, "--", "touch", "end").ends(0)
+    one.inv("stop", "--all").ends(0)
+    assert "no job runs" in one.clustertool("exec", "--in-job", "true").ends(66).err
+    assert f"no rank of job {job} runs" in one.clustertool("exec", "--in-job", "--job", job, "true").ends(66).err
 
 
 def test_a_shell_on_a_terminal(site):
@@ -75,70 +91,43 @@ def test_a_shell_on_a_terminal(site):
     one.inv("stop", "--job", job).ends(0)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
-def test_the_end_of_exec_ends_a_command_without_a_terminal(site, number):
-    one, job = started(site, 1)
-    running = one.start("exec", "--in-job", "--command", "echo begun; setsid sleep 1000; true")
-    running.says("^begun")  # output comes while the command runs
-    until(lambda: any(process.name == "sleep" for process in one.processes(0)))
-    running.signal(number)
-    running.wait()
-    until(lambda: not any(process.name == "sleep" for process in one.processes(0)))
-    until(lambda: not sessions(one))
-    one.inv("stop", "--job", job).ends(0)
-
-
-def test_the_end_of_the_job_ends_the_shell(site):
-    """An interactive shell ignores TERM, and must not delay the end of the job."""
+def test_the_end_of_exec_of_its_terminal_and_of_the_job(site):
+    """Each ends the session with all that runs in it. An interactive shell ignores TERM, and must not delay the job's end."""
     one, job = started(site, 1, "--grace", "60")
-    shell = one.start("exec", "--in-job", terminal=True, env={"TERM": "dumb"})
-    shell.says("trainer 0 on")
-    shell.type("echo $((40 + 2))\r")
-    shell.says("^42")
+
+    def sleeps():
+        return any(process.name == "sleep" for process in one.processes(0))
+
+    for number in (signal.SIGINT, signal.SIGKILL):  # of a command without a terminal
+        running = one.start("exec", "--in-job", "--command", "echo begun; setsid sleep 1000; true")
+        running.says("^begun")  # output comes while the command runs
+        until(sleeps)
+        running.signal(number)
+        running.wait()
+        until(lambda: not sleeps())
+        until(lambda: not sessions(one))
+
+    def shell_of():
+        shell = one.start("exec", "--in-job", terminal=True, env={"TERM": "dumb"})
+        shell.says("trainer 0 on")
+        return shell
+
+    shell = shell_of()
+    shell.type("sleep 1000\r")
+    until(sleeps)
+    os.kill(shell.process.pid, signal.SIGKILL)  # the terminal is lost
+    until(lambda: not sessions(one))
+    until(lambda: not sleeps())
+    for leave in ("\r~.", ""):
+        shell = shell_of()
+        shell.type("echo $((40 + 2))\r")
+        shell.says("^42")
+        if leave:
+            shell.type(leave)
+            shell.wait(20)
+            until(lambda: not sessions(one))
     before = time.monotonic()
     one.inv("stop", "--job", job).ends(0)
     assert time.monotonic() - before < 30
     shell.wait(30)
     one.gone()
-
-
-def test_a_lost_terminal_ends_the_session(site):
-    one, job = started(site, 1)
-    shell = one.start("exec", "--in-job", terminal=True, env={"TERM": "dumb"})
-    shell.says("trainer 0 on")
-    shell.type("sleep 1000\r")
-    until(lambda: any(process.name == "sleep" for process in one.processes(0)))
-    os.kill(shell.process.pid, signal.SIGKILL)
-    until(lambda: not sessions(one))
-    until(lambda: not any(process.name == "sleep" for process in one.processes(0)))
-    shell = one.start("exec", "--in-job", terminal=True, env={"TERM": "dumb"})
-    shell.says("trainer 0 on")
-    shell.type("echo $((40 + 2))\r")
-    shell.says("^42")
-    shell.type("\r~.")
-    shell.wait(20)
-    until(lambda: not sessions(one))
-    one.inv("stop", "--job", job).ends(0)
-
-
-def test_refusals(site):
-    one, job = started(site)
-    assert "needs a terminal" in one.clustertool("exec", "--in-job").ends(64).err
-    assert "--json cannot be given" in one.clustertool("exec", "--in-job", "--json", "true").ends(64).err
-    assert "--rank needs --in-job" in one.clustertool("exec", "--rank", 1, "true").ends(64).err
-    assert f"job {job} has no trainer 7" in one.clustertool("exec", "--in-job", "--rank", 7, "true").ends(66).err
-    assert "has no host 'nowhere'" in one.clustertool("exec", "--in-job", "--host", "nowhere", "true").ends(66).err
-    rank = next(p for p in one.processes(1) if p.argv[-1:] == ("train.py",))
-    os.kill(rank.pid, signal.SIGSTOP)  # a rank that is frozen runs
-    assert one.clustertool("exec", "--in-job", "--rank", 1, "--", "echo", "in").ends(0).out == "in\n"
-    os.kill(rank.pid, signal.SIGCONT)
-    (one.jobs(1)[-1] / "end").touch()
-    until(lambda: not any(p.argv[-1:] == ("train.py",) for p in one.processes(1)))
-    assert "trainer 1 does not run: it is done" in one.clustertool("exec", "--in-job", "--rank", 1, "true").ends(66).err
-    second = one.inv("run", "-w", "job", "--detach", env={"TOKEN": "t"}).ends(0).job
-    error = one.clustertool("exec", "--in-job", "true").ends(64).err
-    assert "several jobs run" in error and "name one with --job" in error
-    one.clustertool("exec", "--in-job", "--job", second, "--", "touch", "end").ends(0)
-    one.inv("stop", "--all").ends(0)
-    assert "no job runs" in one.clustertool("exec", "--in-job", "true").ends(66).err
-    assert f"no rank of job {job} runs" in one.clustertool("exec", "--in-job", "--job", job, "true").ends(66).err

@@ -29,6 +29,13 @@ RUN = ("run", "-w", "job")
 
 
 @pytest.fixture
+def alone(site) -> Site:
+    one: Site = site(1)
+    one.workspace(train_py=SNAPSHOTS)
+    return one
+
+
+@pytest.fixture
 def pair(site) -> Site:
     two: Site = site(2)
     two.workspace(train_py=SNAPSHOTS)
@@ -40,16 +47,16 @@ def begins(out: str) -> int:
     return int(epoch)
 
 
-def test_a_job_id_again_gets_a_number(pair):
-    assert "id exp exp\n" in pair.inv(*RUN, "--job-id", "exp").ends(0).out
-    second = pair.inv(*RUN, "--job-id", "exp").ends(0)
+def test_a_job_id_again_gets_a_number(alone):
+    assert "id exp exp\n" in alone.inv(*RUN, "--job-id", "exp").ends(0).out
+    second = alone.inv(*RUN, "--job-id", "exp").ends(0)
     assert second.job == "exp-2"
     assert "id exp exp-2" in second.out, "frameworks get the id that was asked for"
     assert "job exp has ended before: the id of this one is exp-2" in second.err
-    assert pair.inv("status", "--job", "exp", "--json").ends(0).json["job"] == "exp-2", "the newest"
-    pair.inv("clean", "--job", "exp-1").ends(0)
-    assert [path.name for path in pair.jobs(1)] == ["JOBexp-2"]
-    (listed,) = pair.inv("jobs", "--json").ends(0).json["jobs"]
+    assert alone.inv("status", "--job", "exp", "--json").ends(0).json["job"] == "exp-2", "the newest"
+    alone.inv("clean", "--job", "exp-1").ends(0)
+    assert [path.name for path in alone.jobs(0)] == ["JOBexp-2"]
+    (listed,) = alone.inv("jobs", "--json").ends(0).json["jobs"]
     assert (listed["id"], listed["name"]) == ("exp-2", "exp")
 
 
@@ -102,36 +109,35 @@ def test_nodes_that_share_a_root_copy_their_own_output(pair, tmp_path):
         assert os.listdir(tmp_path / f"shared/node{node}/JOB{again.job}/output") == [f"of-{node}"]
 
 
-def test_job_toml_resumes_a_workspace_that_lies_on_the_nodes(pair):
-    for node in (0, 1):
-        folder = pair.home(node) / "job"
-        folder.mkdir()
-        (folder / "train.py").write_text(SNAPSHOTS.replace('"output/snap', 'os.environ["CLUSTERTOOL_OUTPUT"] + "/snap'))
-        (folder / "job.toml").write_text("resume = true\n")
+def test_job_toml_resumes_a_workspace_that_lies_on_the_nodes(alone):
+    folder = alone.home(0) / "job"
+    folder.mkdir()
+    (folder / "train.py").write_text(SNAPSHOTS.replace('"output/snap', 'os.environ["CLUSTERTOOL_OUTPUT"] + "/snap'))
+    (folder / "job.toml").write_text("resume = true\n")
     run = ("run", "--job-workspace", "~/job")
-    first = pair.inv(*run).ends(0)
+    first = alone.inv(*run).ends(0)
     assert begins(first.out) == 0
     assert "there is no output of an earlier job; this one starts anew" in first.err
-    assert begins(pair.inv(*run).ends(0).out) == 3
-    assert begins(pair.inv(*run, "--resume", "none").ends(0).out) == 0
+    assert begins(alone.inv(*run).ends(0).out) == 3
+    assert begins(alone.inv(*run, "--resume", "none").ends(0).out) == 0
 
 
-def test_no_output_is_copied_out_of_the_job_directory(pair, tmp_path):
-    job = pair.workspace(train_py=SNAPSHOTS.replace('"output/', '"results/'))
+def test_no_output_is_copied_out_of_the_job_directory(alone, tmp_path):
+    job = alone.workspace(train_py=SNAPSHOTS.replace('"output/', '"results/'))
     (job / "job.toml").write_text('[outputs]\npath = "results"\n')
-    first = pair.inv(*RUN).ends(0)
-    old, other = pair.root(0) / f"JOB{first.job}/results", tmp_path / "shared"
+    first = alone.inv(*RUN).ends(0)
+    old, other = alone.root(0) / f"JOB{first.job}/results", tmp_path / "shared"
     other.mkdir()
     (other / "snapshot.json").write_text("of another job")
     (job / "results").symlink_to(other)
-    refused = pair.inv(*RUN, "--resume").ends(69)
+    refused = alone.inv(*RUN, "--resume").ends(69)
     assert re.search(rf"127\.0\.0\.2: \S+/JOB\S+/results leads to {other}, outside of the job's directory", refused.err)
     assert (other / "snapshot.json").read_text() == "of another job"
-    assert len(pair.jobs(0)) == 1, "the new job is taken back"
+    assert len(alone.jobs(0)) == 1, "the new job is taken back"
     old.rename(other.with_name("moved"))
     old.symlink_to(other)  # as if that job had had the link, too: its script then continues in the same folder
     (other / "snapshot.json").write_text('{"epoch": 2}')
-    assert begins(pair.inv(*RUN, "--resume", first.job).ends(0).out) == 3
+    assert begins(alone.inv(*RUN, "--resume", first.job).ends(0).out) == 3
 
 
 def test_files_of_the_working_directory_are_kept_by_name(pair):

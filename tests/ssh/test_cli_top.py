@@ -27,6 +27,7 @@ TALKS = """
         print(f"step {step} loss {1 / step:.3f}", flush=True)
         time.sleep(0.05)
 """
+TOP = f"{sys.executable} -m invoke top; echo code $?"
 
 
 class Tmux:
@@ -89,11 +90,11 @@ def top(site, nvml, tmp_path, request):
     two.tmux = Tmux(tmp_path, env)
     request.addfinalizer(lambda: two.tmux("kill-server"))
     two.tmux.shows("^before$")
-    two.tmux.types(f"cd {shlex.quote(str(two.folder))}; {sys.executable} -m invoke top; echo code $?\n")
+    two.tmux.types(f"cd {shlex.quote(str(two.folder))}; {TOP}\n")
     return two
 
 
-def test_what_is_seen_and_how_it_ends(top):
+def test_what_is_seen_and_how_it_ends_by_q_and_by_ctrl_c(top):
     tmux = top.tmux
     tmux.shows(r"> +trainer 0 .* running .* step \d+ loss")
     page = tmux.shows(r"trainer 3 +127\.0\.0\.3 +running +\d+ % +\S+ MB +\d")  # CPU and steps a second need two samples
@@ -126,9 +127,15 @@ def test_what_is_seen_and_how_it_ends(top):
     tmux.types("stty -a\n")
     tmux.shows(r"(?<!-)icanon")
     assert "-echo " not in tmux.screen()
+    tmux.types(f"{TOP}\n")
+    tmux.shows("> +trainer 0")
+    tmux.press("C-c")
+    tmux.shows("^code 130$")
+    names = sorted(process.name for process in top.living())
+    assert names == ["ct-gauge", *["ct-guard"] * 2, *["ct-supervisor"] * 2, *["python3"] * 4]
 
 
-def test_a_ranks_log(top):
+def test_a_ranks_log_a_stop_and_nodes_that_do_not_answer(top):
     tmux = top.tmux
     tmux.shows("> +trainer 0 .* step")
     tmux.press("Down")
@@ -141,11 +148,6 @@ def test_a_ranks_log(top):
     tmux.shows("q back")
     tmux.press("q")
     tmux.shows("> +trainer 1")
-
-
-def test_stop(top):
-    tmux = top.tmux
-    tmux.shows("> +trainer 0 .* step")
     tmux.press("x")
     tmux.shows(rf"stop job {top.id} on all nodes\? y/n")
     tmux.press("n")
@@ -157,31 +159,15 @@ def test_stop(top):
     tmux.shows(rf"job {top.id}: 127\.0\.0\.\[2-3\]: clean")
     top.gone()
     tmux.shows("0 jobs")
-
-
-def test_ctrl_c_only_leaves(top):
-    top.tmux.shows("> +trainer 0")
-    top.tmux.press("C-c")
-    top.tmux.shows("^code 130$")
-    names = sorted(process.name for process in top.living())
-    assert names == ["ct-gauge", *["ct-guard"] * 2, *["ct-supervisor"] * 2, *["python3"] * 4]
-
-
-def test_a_node_that_goes_and_comes(top):
-    """The others are shown on; the one that is gone is reported."""
-    top.tmux.shows("> +trainer 0")
+    # One of the nodes goes and comes: the others are shown on; the one that is gone is reported.
     for pid in [p.pid for p in _agents(top, 1)]:
         os.kill(pid, signal.SIGKILL)
-    top.tmux.shows(r"^127\.0\.0\.3: .*(closed|broke)")
-    top.tmux.shows(r"^2 nodes(?s:(?!127\.0\.0\.3: ).)*$")
-
-
-def test_it_ends_with_69_while_a_node_does_not_answer(top):
-    top.tmux.shows("> +trainer 0")
+    tmux.shows(r"^127\.0\.0\.3: .*(closed|broke)")
+    tmux.shows(r"^2 nodes(?s:(?!127\.0\.0\.3: ).)*$")
     with away(top, 1):
-        top.tmux.shows(r"^127\.0\.0\.3: ")
-        top.tmux.press("q")
-        top.tmux.shows("^code 69$")
+        tmux.shows(r"^127\.0\.0\.3: ")
+        tmux.press("q")
+        tmux.shows("^code 69$")  # a node does not answer
 
 
 def _agents(site, node):
