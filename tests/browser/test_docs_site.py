@@ -33,11 +33,12 @@ class Quiet(http.server.SimpleHTTPRequestHandler):
         """Requests are no news."""
 
 
+pytestmark = pytest.mark.skipif(not importlib.util.find_spec("zensical"), reason="needs zensical (make docs)")
+
+
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, str]]:
     """The folder of the site, and the address of a server for it."""
-    if not importlib.util.find_spec("zensical"):
-        pytest.skip("needs zensical (make docs)")
     folder = tmp_path_factory.mktemp("docs")
     done = subprocess.run([sys.executable, REPO / "scripts/make-docs.py", folder], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
