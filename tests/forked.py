@@ -31,6 +31,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import termios
 import threading
 import time
@@ -198,6 +199,17 @@ def start(argv: Sequence[str], cwd: Path, env: Mapping[str, str], streams: Seque
     if not _starter:
         _starter.append(Starter())
     return _starter[0].start(argv, cwd, env, streams, **options)
+
+
+def complete(
+    argv: Sequence[str], *, cwd: Path | None = None, env: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Run a command to its end, with an empty stdin. Without cwd and env it has the folder and the environment of the tests."""
+    with open(os.devnull) as nothing, tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+        streams = [stream.fileno() for stream in (nothing, out, err)]
+        code = start(argv, cwd or Path.cwd(), os.environ if env is None else env, streams).wait(4 * WAIT)
+        texts = [os.pread(stream.fileno(), 1 << 24, 0).decode() for stream in (out, err)]
+    return subprocess.CompletedProcess(list(argv), code, *texts)
 
 
 # -- the server

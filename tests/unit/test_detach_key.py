@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import os
 import pty
-import subprocess
 import sys
 import termios
 import time
 import tty
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
-from tests.cli import until
+from clustertool.verbs.follow_session import DetachKey
+from tests import forked
+from tests.cli import PATIENCE, until
 
-# Reports on stdout whether the key was pressed: once for each line on the pipe, which is its argument.
+# Reports on stdout whether the key was pressed: once for each line of the pipe that its argument names.
 PROGRAM = """
 import os, sys, termios
 from clustertool.verbs.follow_session import DetachKey
@@ -25,7 +27,7 @@ if sys.argv[2] == "background":
         sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, os.WUNTRACED)[1]))
     os.setpgid(0, 0)
 key = DetachKey()
-for command in open(int(sys.argv[1])):
+for command in open(sys.argv[1]):
     before = termios.tcgetattr(0)
     answer = key.pressed() if command == "pressed\\n" else (key.discard_input(), key.readable)[1]
     assert termios.tcgetattr(0) == before
@@ -36,17 +38,18 @@ for command in open(int(sys.argv[1])):
 class Keyboard:
     """A program with a terminal, keys that are typed there, and its answers."""
 
-    def __init__(self, where: str) -> None:
-        asked, self._ask = os.pipe()
-        self._answers, answer = os.pipe()
-        self.pid, self.fd = pty.fork()
-        if self.pid == 0:
-            os.dup2(answer, 1)
-            os.set_inheritable(asked, True)
-            os.execv(sys.executable, [sys.executable, "-c", PROGRAM, str(asked), where])
-        os.close(asked)
+    def __init__(self, folder: Path, where: str) -> None:
+        program, asked = folder / "program.py", folder / "asked"
+        program.write_text(PROGRAM)
+        os.mkfifo(asked)
+        self._ask = os.open(asked, os.O_RDWR)  # O_WRONLY would wait for the program
+        answers, answer = os.pipe()
+        self.fd, theirs = pty.openpty()
+        argv = [str(program), str(asked), where]
+        self._process = forked.start(argv, folder, os.environ, (theirs, answer, theirs), terminal=True)
+        os.close(theirs)
         os.close(answer)
-        self._lines = os.fdopen(self._answers)
+        self._lines = os.fdopen(answers)
 
     def ask(self, what: str) -> bool:
         os.write(self._ask, f"{what}\n".encode())
@@ -57,14 +60,14 @@ class Keyboard:
 
     def close(self) -> None:
         os.close(self._ask)
-        os.waitpid(self.pid, 0)
+        self._process.wait(PATIENCE)
         self._lines.close()
         os.close(self.fd)
 
 
 @pytest.fixture
-def keyboard(request: pytest.FixtureRequest) -> Iterator[Keyboard]:
-    one = Keyboard(getattr(request, "param", "foreground"))
+def keyboard(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Keyboard]:
+    one = Keyboard(tmp_path, getattr(request, "param", "foreground"))
     yield one
     one.close()
 
@@ -105,12 +108,12 @@ def test_a_program_in_the_background_does_not_read(keyboard: Keyboard) -> None:
     assert not keyboard.ask("pressed")
 
 
-def test_without_a_terminal_there_is_no_key() -> None:
-    program = "from clustertool.verbs.follow_session import DetachKey; k = DetachKey(); print(k.readable, k.pressed())"
-    for stdin in ("", "x"):
-        done = subprocess.run([sys.executable, "-c", program], input=stdin, capture_output=True, text=True, check=True)
-        assert done.stdout == "False False\n"
-    closed = subprocess.run(
-        ["sh", "-c", 'exec "$0" "$@" <&-', sys.executable, "-c", program], capture_output=True, text=True, check=True
-    )
-    assert closed.stdout == "False False\n"
+def test_without_a_terminal_there_is_no_key(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """stdin is a file, was closed, or was not open when Python started: sys.stdin is None then."""
+    (tmp_path / "keys").write_text("\x04")
+    with open(tmp_path / "keys") as file, open(os.devnull) as closed:
+        closed.close()
+        for stdin in (file, closed, None):
+            monkeypatch.setattr(sys, "stdin", stdin)
+            key = DetachKey()
+            assert (key.readable, key.pressed()) == (False, False)

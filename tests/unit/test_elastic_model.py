@@ -50,8 +50,13 @@ def changes(world: World, left: int) -> Iterator[tuple[frozenset[Fault], int]]:
     yield from _next_faults(lasting, world.faults, every, left)
 
 
-def explored(first: World, ticks: int, turn: type[Turn] = Turn, at_once: bool = False) -> tuple[str, int]:
-    """The first problem of any history, or "", and how many worlds there are. at_once: the first fault is in the first tick."""
+def explored(
+    first: World, ticks: int, turn: type[Turn] = Turn, at_once: bool = False, nodes: int = 3
+) -> tuple[str, int]:
+    """The first problem of any history, or "", and how many worlds there are. at_once: the first fault is in the first tick.
+
+    nodes: how many of the nodes may have a fault in the first tick.
+    """
     layer: set[History] = {(first, FAULTS)}
     count = 0
     for tick in range(ticks):
@@ -59,6 +64,8 @@ def explored(first: World, ticks: int, turn: type[Turn] = Turn, at_once: bool = 
         for world, left in layer:
             for faults, rest in changes(world, left):
                 if at_once and not tick and rest == FAULTS:
+                    continue
+                if not tick and any(node >= nodes for _, node in faults):
                     continue
                 result = turn(world, faults).run()
                 wrong = problem(result)
@@ -71,9 +78,12 @@ def explored(first: World, ticks: int, turn: type[Turn] = Turn, at_once: bool = 
 
 @pytest.mark.parametrize("ticks", [8, pytest.param(14, marks=pytest.mark.chaos)])
 def test_all_histories_of_three_running_nodes_with_two_faults(ticks: int) -> None:
-    """The first one begins at once: all times of a job that runs are alike. A wrong rule is found after 7 to 11 ticks."""
-    wrong, count = explored(running(3), ticks, at_once=True)
-    assert not wrong and count > 20_000, (wrong, count)
+    """The first one begins at once: all times of a job that runs are alike. A wrong rule is found after 7 to 11 ticks.
+
+    Nodes 1 and 2 are alike, too: of the short histories, those whose first fault is on node 2 are left out.
+    """
+    wrong, count = explored(running(3), ticks, at_once=True, nodes=2 if ticks == 8 else 3)
+    assert not wrong and count > 13_000, (wrong, count)
 
 
 @pytest.mark.chaos
@@ -118,7 +128,7 @@ class NoLoss(Turn):
     "turn", [NoGuard, *(pytest.param(slow, marks=pytest.mark.chaos) for slow in (NoWait, LateLease, NoLoss))]
 )
 def test_a_wrong_rule_is_found(turn: type[Turn]) -> None:
-    assert explored(running(3, turn), 14, turn, at_once=True)[0].startswith("ranks of several epochs live")
+    assert explored(running(3, turn), 14, turn, at_once=True, nodes=2)[0].startswith("ranks of several epochs live")
 
 
 # -- walks of more nodes and faults --

@@ -13,15 +13,15 @@ DAY = 86_400.0
 
 def grow(seconds: float, logs: int, every: float = 0.5) -> tuple[bytes, int]:
     """(the file after a job of that length, the largest that it was), thinned out as the recorder does."""
-    data, fresh, stayed, most = b"", 0, 0, 0
+    data, fresh, stayed, most = bytearray(), 0, 0, 0
     for n in range(int(seconds / every)):
         data += b"".join(b'[%.2f,"log/workerlog.%d",%d]\n' % (n * every, log, n * 1000) for log in range(logs))
         fresh += logs
         if fresh >= max(1000, stayed):
             most = max(most, len(data))
-            data, fresh = thin_out(data, n * every), 0
+            data, fresh = bytearray(thin_out(bytes(data), n * every)), 0
             stayed = data.count(b"\n")
-    return data, max(most, len(data))
+    return bytes(data), max(most, len(data))
 
 
 @pytest.mark.parametrize("days, logs", [(1, 1), (0.2, 3)])

@@ -7,7 +7,7 @@ import io
 import json
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -32,12 +32,11 @@ BY_NAME = {verb.name: verb for verb in VERBS}
 VALUE = "VALUE"  # in place of what an f-string fills in
 
 
-def texts(path: Path) -> Iterator[str]:
+def texts(nodes: Sequence[ast.AST]) -> Iterator[str]:
     """The messages of a module: strings that are no docstrings, with PROGRAM and VALUE for what is filled in."""
-    tree = ast.parse(path.read_text("utf-8"))
-    bodies = [node.body for node in ast.walk(tree) if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef)]
+    bodies = [node.body for node in nodes if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef)]
     skipped = {id(body[0].value) for body in bodies if body and isinstance(body[0], ast.Expr)}
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.JoinedStr):
             skipped.update(map(id, node.values))
             yield "".join(_part(part) for part in node.values)
@@ -52,9 +51,9 @@ def _part(part: ast.expr) -> str:
     return PROGRAM if isinstance(part.value, ast.Name) and part.value.id == "PROGRAM" else VALUE
 
 
-def errors(path: Path) -> Iterator[str]:
+def errors(nodes: Iterable[ast.AST]) -> Iterator[str]:
     """What the errors of a module state, as far as a text of the module has it."""
-    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+    for node in nodes:
         called = node.func.id if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) else ""
         if isinstance(node, ast.Call) and node.args and isinstance(getattr(error_types, called, None), type):
             what = node.args[0]
@@ -64,31 +63,33 @@ def errors(path: Path) -> Iterator[str]:
                 yield str(what.value)
 
 
-@pytest.fixture(scope="module")
-def messages() -> list[tuple[str, str]]:
-    """(file, text) of all messages."""
-    return [
-        (str(path.relative_to(PACKAGE)), text)
-        for path in sorted(PACKAGE.rglob("*.py"))
-        if not str(path.relative_to(PACKAGE)).startswith(OWN)
-        for text in texts(path)
-    ]
+def test_messages_and_errors_of_all_modules() -> None:
+    """One test: to parse all modules takes most of its time."""
+    messages, stated = [], []
+    for path in sorted(PACKAGE.rglob("*.py")):
+        nodes, file = list(ast.walk(ast.parse(path.read_text("utf-8")))), str(path.relative_to(PACKAGE))
+        stated += [(file, what) for what in errors(nodes)]
+        messages += [] if file.startswith(OWN) else [(file, text) for text in texts(nodes)]
+    check_names_of_programs(messages)
+    check_errors(stated)
+    check_commands(messages)
 
 
-def test_no_message_names_a_program_of_its_own(messages: list[tuple[str, str]]) -> None:
+def check_names_of_programs(messages: list[tuple[str, str]]) -> None:
+    """No message names a program of its own."""
     verbs = "|".join(map(re.escape, BY_NAME))
     named = re.compile(rf"\b(inv|clustertool) ({verbs})\b")
     assert [(file, text) for file, text in messages if named.search(text)] == []
 
 
-def test_an_error_is_a_sentence() -> None:
-    """What is wrong, and not only a name with its value: `--nnodes 'x' is no number of nodes`."""
-    found = [(path.name, what) for path in PACKAGE.rglob("*.py") for what in errors(path)]
+def check_errors(found: list[tuple[str, str]]) -> None:
+    """An error is a sentence, and not only a name with its value: `--nnodes 'x' is no number of nodes`."""
     assert len(found) > 200
     assert [one for one in found if re.fullmatch(r"(VALUE: )?-*[a-z][\w-]* VALUE", one[1])] == []
 
 
-def test_every_command_in_a_message_exists_with_its_options(messages: list[tuple[str, str]]) -> None:
+def check_commands(messages: list[tuple[str, str]]) -> None:
+    """Every command in a message exists, with its options."""
     commands = [
         (file, command) for file, text in messages for command in text.replace("{program}", PROGRAM).split(PROGRAM)[1:]
     ]

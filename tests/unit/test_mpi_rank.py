@@ -224,7 +224,10 @@ def test_ports_above_the_highest_are_an_error() -> None:
 
 @pytest.mark.parametrize("python", pythons())
 def test_a_rank_of_mpirun_needs_the_standard_library_only(python: str, tmp_path: Path) -> None:
-    """As a real process, without the packages of this environment, with each Python from 3.8 on."""
+    """As a real process, without the packages of this environment, with each Python from 3.8 on.
+
+    Errors with the oldest and the newest one, which lack the most of what the others have.
+    """
     program = [python, "-S", "-m", "clustertool.cli.launchers.rank_program", "--under", "mpi"]
     environ = {**open_mpi(1, [2]), "PYTHONPATH": str(TOP), "PATH": "/usr/bin:/bin", "PYTHONDONTWRITEBYTECODE": "1"}
 
@@ -239,6 +242,8 @@ def test_a_rank_of_mpirun_needs_the_standard_library_only(python: str, tmp_path:
     assert (done.returncode, done.stdout) == (7, "1 127.0.0.1:7001 7002 a b\n"), done.stderr
     done = run("--master", "m", "--start-port", "7000", *shown)
     assert (done.returncode, done.stdout) == (7, "1  7000 a b\n"), done.stderr
+    if python not in (pythons()[0], pythons()[-1]):
+        return
     (tmp_path / "H").write_text("192.0.2.1 slots=2\n")  # of no machine
     done = run("--hosts", "H", *shown)
     assert done.returncode == 64 and "by --hosts this rank is on 192.0.2.1, but mpirun has put it on" in done.stderr

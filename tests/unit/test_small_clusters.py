@@ -256,7 +256,7 @@ def test_every_small_collective_cluster(machines: Sequence[int]) -> None:
         check(collective(shape, machines), {"trainer": shape}, machines)
 
 
-@pytest.mark.parametrize("machines", MACHINES)
+@pytest.mark.parametrize("machines", MACHINES[:2])  # of two nodes the third is the first
 def test_every_small_cluster_of_parameter_servers(machines: Sequence[int]) -> None:
     for nodes in (1, 2):
         for shape in ps_shapes(nodes):
@@ -291,7 +291,7 @@ def test_every_cluster_of_three_and_four_nodes_of_parameter_servers(nodes: int) 
             assert len(set(listed)) == len(listed)
 
 
-@pytest.mark.parametrize("machines", MACHINES)
+@pytest.mark.parametrize("machines", MACHINES[:2])  # of two nodes the third is the first
 def test_every_small_cluster_of_heter_trainers(machines: Sequence[int]) -> None:
     """One or two nodes with one or two stages, up to two of each role and stage on a node."""
     for nodes, stages, most in ((1, 1, 2), (1, 2, 2), (2, 1, 2), (2, 2, 1)):

@@ -81,24 +81,33 @@ def test_a_home_folder_that_cannot_be_written(stranger: pytest.MonkeyPatch) -> N
     assert "export HOME=DIR" in caught.value.fix
 
 
-def test_commands_of_a_user_without_an_entry_and_without_a_home_folder(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("env", "owner"),
+    [
+        ({}, "9999"),
+        *(pytest.param({"HOME": home, "USER": "ada"}, "ada", marks=pytest.mark.chaos) for home in ("/proc", ".")),
+    ],
+    ids=["no home folder", "one that cannot be written", "one of its own"],
+)
+def test_commands_of_a_user_without_an_entry(tmp_path: Path, env: dict[str, str], owner: str) -> None:
     """In a user namespace this test's user has a number that no entry has."""
     become = ["unshare", "--map-user=9999", "--map-group=9999"]
     if sys.platform != "linux" or subprocess.run([*become, "true"], capture_output=True).returncode:
         pytest.skip("this machine allows no user namespaces")
     (tmp_path / "train.py").write_text("print('trained')")
 
-    def run(*argv: str, **env: str) -> subprocess.CompletedProcess[str]:
-        env["PATH"] = os.environ["PATH"]
+    own = env.get("HOME") == "."
+    env = {**env, **({"HOME": str(tmp_path)} if own else {}), "PATH": os.environ["PATH"]}
+
+    def run(*argv: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run([*become, *argv], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=120)
 
-    for env, owner in ({}, "9999"), ({"HOME": "/proc", "USER": "ada"}, "ada"), ({"HOME": str(tmp_path)}, "9999"):
-        done = run(*CLUSTERRUN, "--standalone", "train.py", **env)
-        assert done.returncode == 0 and "trained" in done.stdout, done.stderr
-        assert ("the hosts of this job are not stored" in done.stderr) is (env.get("HOME") != str(tmp_path))
-        listed = run(*CLUSTERTOOL, "jobs", **env)
-        assert listed.stdout.splitlines()[1].split()[2] == owner, listed.stderr
-    for argv in (*CLUSTERTOOL, "secret"), (*CLUSTERTOOL, "fetch", "--to=~/results"):
-        failed = run(*argv)
+    done = run(*CLUSTERRUN, "--standalone", "train.py")
+    assert done.returncode == 0 and "trained" in done.stdout, done.stderr
+    assert ("the hosts of this job are not stored" in done.stderr) is not own
+    listed = run(*CLUSTERTOOL, "jobs")
+    assert listed.stdout.splitlines()[1].split()[2] == owner, listed.stderr
+    if "HOME" not in env:
+        failed = run(*CLUSTERTOOL, "fetch", "--to=~/results")
         assert failed.returncode == 78 and "fix: export HOME=DIR" in failed.stderr, failed.stderr
     assert not (tmp_path / "~").exists()
