@@ -313,7 +313,8 @@ class Site:
         """
         argv = [*program, *map(str, args)]
         where, environ = cwd or self.folder, dict(env or {})
-        forkable = program in (INV, CLUSTERTOOL, CLUSTERRUN) and not any(map(_changes_the_start, environ))
+        ours = program in (INV, CLUSTERTOOL, CLUSTERRUN) or program[0].endswith("/clusterrun")
+        forkable = ours and not any(map(_changes_the_start, environ))
         launch = self._fork if forkable and self.forks and not fresh else self._new_process
         if terminal:
             running = self._on_terminal(launch, argv, where, environ, columns)

@@ -25,6 +25,9 @@ _PYTHON3 = shutil.which("python3")
 if _PYTHON3 and Path(_PYTHON3).read_bytes()[:2] == b"#!":
     os.environ["PATH"] = f"{sys.base_prefix}/bin:{os.environ['PATH']}"
 
+# Until all tests are collected: little of what this makes is garbage, and each pass visits all of it.
+gc.disable()
+
 # A shell starts what it runs in the background deaf to SIGINT, and all its children are: no test's Ctrl+C would arrive.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -42,8 +45,8 @@ _TOGETHER = {"frameworks": 3.0, "slurm": 2.0, "browser": 2.0, "here": 1.5, "work
 
 def pytest_collection_finish() -> None:
     """Exempt what is there now from all later collections of garbage: they would visit the objects of 8,000 tests."""
-    gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 @pytest.hookimpl(trylast=True)

@@ -201,7 +201,7 @@ def main(folder: Path) -> None:
             try:
                 carry_out(steps, fleet, lambda phase, answers: None)
                 while _lives(engine, folder.name):
-                    time.sleep(0.1)
+                    time.sleep(0.3)
             finally:
                 write_state(folder, EngineState.ENDED, "")
                 turn.truncate(0)

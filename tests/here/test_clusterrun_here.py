@@ -179,26 +179,15 @@ def test_which_python3_runs_the_job(here):
     for program in (own / "python3", first / "python3", tool / "clusterrun"):
         program.chmod(0o755)
     path = f"{first}:{tool}"
-    cases = (  # PATH, more variables, program -> what runs the job, and the line
-        (path, {}, "clusterrun", "first", f"{first}/python3 {version}, the first on PATH"),
-        (
-            f"{own}:{path}",
-            {"VIRTUAL_ENV": "x"},
-            "clusterrun",
-            "own",
-            f"{own}/python3 {version}, by PATH of the environment",
-        ),
-        (
-            str(first),
-            {},
-            tool / "clusterrun",
-            "None",
-            f"{sys.executable.rpartition('/')[0]}/python3 {version}, the one of clu",
-        ),
-        (str(tool), {}, "clusterrun", "None", "as PATH has no python3"),
+    cases = (  # PATH, more variables -> what runs the job, and the line
+        (path, {}, "first", f"{first}/python3 {version}, the first on PATH"),
+        (f"{own}:{path}", {"VIRTUAL_ENV": "x"}, "own", f"{own}/python3 {version}, by PATH of the environment"),
+        (str(first), {}, "None", f"{sys.executable.rpartition('/')[0]}/python3 {version}, the one of clu"),
+        (str(tool), {}, "None", "as PATH has no python3"),
     )
-    for path, more, program, by, line in cases:
-        done = here.start("train.py", program=[str(program)], env={"PATH": path, **more}).wait().ends(1)
+    for path, more, by, line in cases:
+        program = [str(tool / "clusterrun")]  # as the kernel starts it, whether it was found on PATH or not
+        done = here.start("train.py", program=program, env={"PATH": path, **more}).wait().ends(1)
         assert f"by {by}" in done.out, (line, done.err)
         (output,) = re.findall(r"^python3: (.*)$", done.err, re.M)
         assert line in output
@@ -381,8 +370,14 @@ def test_modules_and_programs(here):
     program = here.folder / "prog"
     program.write_text('#!/bin/sh\necho "$0" "$1" "$RANK"\n')
     program.chmod(0o755)
-    for tokens in (["--no-python", "./prog", "a  b"], ["./prog", "a  b"]):
-        assert here.clusterrun(*tokens).ends(0).lines() == [f"[trainer 0 {here.name(0)}] ./prog a  b 0"]
+    assert here.clusterrun("./prog", "a  b").ends(0).lines() == [f"[trainer 0 {here.name(0)}] ./prog a  b 0"]
+    planned = [
+        here.clusterrun("--dry", "--json", *tokens, "./prog", "a  b")
+        .ends(0)
+        .json["nodes"][0]["processes"][0]["command"]
+        for tokens in ((), ("--no-python",))
+    ]
+    assert planned[0] == planned[1]
     (here.folder / "script").write_text("import sys; print('read', sys.argv)")
     assert "read ['script', 'x']" in here.clusterrun("--run-path", "script", "x").ends(0).out
     done = here.clusterrun("--no-python", "no-such-program").ends(127)

@@ -9,8 +9,9 @@ from tests.here.test_clusterrun_here import starts
 
 PROMPT = "import os; print('rank', os.environ['RANK'], 'of', os.environ['WORLD_SIZE'], sorted(os.environ), flush=True)"
 NESTED = """
-    import subprocess, sys
-    subprocess.run([sys.executable, "-m", "clustertool.cli.launchers.rank_program", "inner.py"], check=True)
+    import os, subprocess, sys
+    program = [sys.executable, "-m", "clustertool.cli.launchers.rank_program", "inner.py"]
+    os.environ["RANK"] == "0" and subprocess.run(program, check=True)
 """
 
 
@@ -46,8 +47,10 @@ def test_several_machines_that_no_launcher_joins(folders):
     assert "NNODES=2 of this shell names 2 machines" in refused.err
     assert "clusterrun --nnodes 2 --node-rank 1 --master-addr 10.0.0.1 --master-port 1234" in refused.err
     assert "rank 0 of 1" in starts(folders[0], "--standalone", "train.py", env=environ).wait().ends(0).out
-    assert "rank 0 of 1" in starts(folders[0], "--nnodes", 1, "train.py", env=environ).wait().ends(0).out
-    assert "this shell" not in starts(folders[0], "train.py", env={**environ, "NNODES": "1"}).wait().ends(0).err
+    plan = folders[0].clusterrun("--nnodes", 1, "--dry", "--json", "train.py", env=environ).ends(0).json
+    (process,) = [process for node in plan["nodes"] for process in node["processes"]]
+    assert (process["env"]["RANK"], process["env"]["WORLD_SIZE"]) == ("0", "1")
+    assert "this shell" not in folders[0].clusterrun("--dry", "train.py", env={**environ, "NNODES": "1"}).ends(0).err
 
 
 def test_clusterrun_in_a_rank(folders):

@@ -63,6 +63,8 @@ def test_a_job_is_followed_from_the_queue_to_its_end(queue):
     running = queue.start("run", "-w", "job", "--all-ranks", "--job-id", "X", program=CLI)
     running.says(rf"job X: queued since \S+ \S+: job {first} has its turn; the start is expected at")
 
+    until(lambda: '"running"' in (queue.folder / f"spool/{first}/state").read_text())  # each command costs more
+    until(lambda: len([*queue.folder.glob("spool/root*/JOB*/log/workerlog.*")]) == 2)
     until(lambda: state(queue, first) == "running")
     listed = queue.clustertool("jobs", "--json").ends(0).json["jobs"]
     assert [(one["id"], one["state"]) for one in listed] == [("X", "queued"), (first, "running")]

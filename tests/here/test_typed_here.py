@@ -57,32 +57,21 @@ def test_two_folders_are_two_nodes(folders, meet):
     assert stat.S_IMODE(own.stat().st_mode) == 0o600
 
 
-def test_each_machine_has_its_own_log_dir(folders, meet):
-    for site in folders:
-        site.workspace(".", train_py=TELLS)
-    running = [
-        starts(site, *meet, "--rank", rank, *log_dir, "train.py")
-        for rank, (site, log_dir) in enumerate(zip(folders, (("--log_dir", "mine"), ())))
-    ]
-    for one in running:
-        one.wait().ends(0)
-    assert [output["env"]["RANK"] for output in reported(folders[0], 0, log="mine")] == ["0"]
-    assert [output["env"]["RANK"] for output in reported(folders[1], 1)] == ["1"]
-    assert not (folders[0].folder / "log").exists()
-    assert not (folders[1].folder / "mine").exists()
-
-
-def test_each_machine_states_its_own_address(folders, meet):
+def test_each_machine_has_its_own_log_dir_and_address(folders, meet):
     """--host, as in Paddle: the trainers have it, and the others connect to it. The first machine has that of --master."""
     for site in folders:
         site.workspace(".", train_py=TELLS)
     running = [
-        starts(site, *meet, "--rank", rank, "--host", f"127.0.0.{address}", "train.py")
-        for (rank, address), site in zip(((0, 1), (1, 9)), folders)
+        starts(site, *meet, "--rank", rank, "--host", f"127.0.0.{address}", *log_dir, "train.py")
+        for (rank, address, log_dir), site in zip(((0, 1, ("--log_dir", "mine")), (1, 9, ())), folders)
     ]
     for one in running:
         one.wait().ends(0)
-    envs = [output["env"] for node, site in enumerate(folders) for output in reported(site, node)]
+    envs = [*reported(folders[0], 0, log="mine"), *reported(folders[1], 1)]
+    envs = [output["env"] for output in envs]
+    assert [env["RANK"] for env in envs] == ["0", "1"]
+    assert not (folders[0].folder / "log").exists()
+    assert not (folders[1].folder / "mine").exists()
     assert [env["POD_IP"] for env in envs] == ["127.0.0.1", "127.0.0.9"]
     assert envs[0]["PADDLE_TRAINERS"] == envs[1]["PADDLE_TRAINERS"] == "127.0.0.1,127.0.0.9"
 
@@ -125,39 +114,29 @@ def test_a_job_that_fails_while_it_joins(folders, meet, given, code, what):
 
 
 def test_commands_in_a_folder_are_about_this_part_of_the_job(folders, meet):
+    """Also where it has a conf.py without hosts: its other keys count for the start."""
     for site in folders:
         site.workspace(".", train_py=WAITS)
+    site = folders[1]
+    site.workspace(".", conf_py='GRACE = "2s"\n')
     for running in both(folders, meet, "--detach", "train.py"):
         running.wait().ends(0)
-    log = folders[1].folder / "log/workerlog.1"
+    log = site.folder / "log/workerlog.1"
     until(lambda: log.exists() and log.read_text() == "ready 1\n")
-    status = folders[1].clustertool("status", "--json").ends(69)
+    status = site.clustertool("status", "--json").ends(69)
     found = {(one["rank"], one["state"]) for one in json.loads(status.out)["processes"]}
     assert found == {(0, "unknown"), (1, "running")}
+    assert f"conf: {site.folder}/conf.py has no HOSTS, using {site.folder}/.clustertool (1 node)" in status.err
     assert "is another machine, on which the job was typed, too" in status.err
-    assert folders[1].clustertool("logs", "--rank", 1).ends(0).out.endswith("ready 1\n")
-    stopped = folders[1].clustertool("stop").ends(69)
+    (site.folder / "conf.py").unlink()
+    assert site.clustertool("logs", "--rank", 1).ends(0).out.endswith("ready 1\n")
+    stopped = site.clustertool("stop").ends(69)
     assert re.search(r"^job \S+: .*: clean$", stopped.out, re.M)
     assert "is another machine, on which the job was typed, too" in stopped.err
-    for site in folders:
-        site.gone()
-
-
-def test_a_conf_py_without_hosts_is_no_obstacle(folders, meet):
-    """It may have other keys, which count for the start."""
-    for site in folders:
-        site.workspace(".", train_py=WAITS, conf_py='GRACE = "2s"\n')
-    for running in both(folders, meet, "--detach", "train.py"):
-        running.wait().ends(0)
-    site = folders[1]
-    status = site.clustertool("status").ends(69)
-    assert f"conf: {site.folder}/conf.py has no HOSTS, using {site.folder}/.clustertool (1 node)" in status.err
-    assert "running" in status.out
-    site.clustertool("stop").ends(69)
-    for site in folders:
-        site.gone()
-    refused = folders[1].clustertool("run", "--workspace", ".").ends(78)
-    assert "conf.py has no HOSTS" in refused.err
+    for one in folders:
+        one.gone()
+    site.workspace(".", conf_py='GRACE = "2s"\n')
+    assert "conf.py has no HOSTS" in site.clustertool("run", "--workspace", ".").ends(78).err
 
 
 def test_dry_shows_the_plan_and_does_nothing(folders, meet):
