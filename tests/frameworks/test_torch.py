@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli import CLUSTERRUN, HereSite
+from tests.cli import CLUSTERRUN, REPO, HereSite, LoopSite
 from tests.frameworks.examples import TIMEOUT, activate, curve
 
 PROGRAMS = Path(__file__).with_name("programs")
@@ -20,8 +20,13 @@ DIES = """
         loss = train("""
 
 
+# What one trainer alone prints as its losses.
+ALONE = "2.161822 1.311327 0.478531 0.253055 0.190526 0.151084 0.130232 0.126879 0.112937 0.095204"
+
+
 @pytest.mark.parametrize("each", [1, pytest.param(2, marks=pytest.mark.frameworks)])
 def test_trainers_learn_together_what_one_learns(example, each):
+    """With 2 on each node, one trainer learns alone in this test, too."""
     digits = example("digits-torch")
     short = ("--script", "train.py --epochs 10")
     all_of_two = digits.run("--nproc-per-node", each, "--all-ranks", *short).ends(0)
@@ -30,6 +35,9 @@ def test_trainers_learn_together_what_one_learns(example, each):
     assert len(curves[0]) == 10
     assert curves.count(curves[0]) == 2 * each, "all trainers know the loss of all"
     assert curve(all_of_two, 0, "accuracy")[-1] > 0.95
+    assert curves[0] == pytest.approx([*map(float, ALONE.split())], rel=0.01)
+    if each == 1:
+        return
     one = digits.run("--only", digits.site.name(0), *short).ends(0)
     assert "1 trainer on 1 node" in one.err
     assert curve(one, 0) == pytest.approx(curves[0], rel=0.01)
@@ -45,12 +53,22 @@ def test_rpc_workers_call_each_other(site, venv):
 
 
 def test_check_tries_it_on_all_nodes(site, venv):
-    """The second node has none: it is named, and the first one waits no longer than for that."""
-    two, torch = site(2), venv("digits-torch")
-    two.conf(PRELUDE=activate(torch))
+    """Then the second node has none: it is named, and the first one, with a stand-in, waits no longer than for that."""
+    two = site(2)
+    two.conf(PRELUDE=activate(venv("digits-torch")))
     done = two.inv("check", "--framework", "torch", "--json", timeout=TIMEOUT).ends(0)
     assert {(rank["at"], rank["backend"]) for rank in done.json["framework"]["ranks"]} == {("done", "gloo")}
-    two.conf(PRELUDE=f"case $HOME in {two.home(0)}) {activate(torch)};; esac", CHECK_PACKAGES=[])
+    names_the_node_without_it(two, f"export PYTHONPATH={REPO / 'tests' / 'data'}")
+
+
+@pytest.mark.frameworks
+def test_check_names_the_node_without_it(site, venv):
+    names_the_node_without_it(site(2), activate(venv("digits-torch")))
+
+
+def names_the_node_without_it(two: LoopSite, prelude: str) -> None:
+    """prelude: of the first node."""
+    two.conf(PRELUDE=f"case $HOME in {two.home(0)}) {prelude};; esac", CHECK_PACKAGES=[])
     done = two.inv("check", "--framework", "torch", timeout=TIMEOUT).ends(69)
     assert "FAIL no torch for the job's python3" in done.out
     assert f"waited for {two.name(1)}" in done.out

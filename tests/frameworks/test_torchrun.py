@@ -27,11 +27,15 @@ DEVICES = ["4", "6"]
 Reports = dict[int, dict[str, Any]]
 
 
-@pytest.mark.parametrize("nodes, each", [(1, 2), pytest.param(2, 1, marks=pytest.mark.frameworks)])
-def test_a_rank_finds_what_torchrun_gives_it(site, venv, scratch, nodes, each):
-    torch = venv("digits-torch")
-    ours = site(nodes).conf(PRELUDE=activate(torch))
-    there = reports_of(outs(torchrun(torch, "environ.py", nodes, each, scratch, address=ours.name(0))))
+@pytest.mark.parametrize(
+    "nodes, each, meet",
+    [(1, 2, False), *(pytest.param(*one, marks=pytest.mark.frameworks) for one in ((1, 2, True), (2, 1, True)))],
+)
+def test_a_rank_finds_what_torchrun_gives_it(site, venv, scratch, nodes, each, meet):
+    """meet: the ranks import torch and meet there; test_torch.py has ranks that meet, too."""
+    torch, more = venv("digits-torch"), {"MEET": "1"} if meet else {}
+    ours = site(nodes).conf(PRELUDE=activate(torch), ENV=more)
+    there = reports_of(outs(torchrun(torch, "environ.py", nodes, each, scratch, more, address=ours.name(0))))
     here = reports_of(ranks_of(run(ours, "environ.py", each).ends(0)))
     not_of_torchrun = {*launched({}, scratch), "LC_CTYPE"}  # which Python sets where LANG is not set
     found = set()
@@ -45,6 +49,8 @@ def test_a_rank_finds_what_torchrun_gives_it(site, venv, scratch, nodes, each):
     assert found == listed(TORCHRUN) - {"CUDA_VISIBLE_DEVICES"}, "there are no devices here"
     for reports in (here, there):  # MASTER_ADDR and MASTER_PORT mean one thing: where all ranks meet
         assert len({(its["env"]["MASTER_ADDR"], its["env"]["MASTER_PORT"]) for its in reports.values()}) == 1
+        if not meet:
+            continue
         assert {its["first"] for its in reports.values()} == {reports[0]["pid"]}
         assert all(its["ranks"] == [1.0] * nodes * each for its in reports.values())
 
