@@ -33,7 +33,7 @@ CHANNELS = ("v5.channel.k8s.io", "v4.channel.k8s.io")
 STDIN, STDOUT, STDERR, STATUS, CLOSE = 0, 1, 2, 3, 255
 METHODS = {"create": "POST", "delete": "DELETE"}  # else GET
 LARGEST = 3 << 20  # bytes of a request
-POLL = 0.05
+POLL = 0.1
 Answer = Callable[[web.Request, str, str, str], Awaitable[web.StreamResponse]]
 
 

@@ -50,7 +50,7 @@ class Controllers:
         while not self.ended:
             with self.store.changed:
                 if version == self.store.version:
-                    self.store.changed.wait(0.05)
+                    self.store.changed.wait(0.1)
                 version = self.store.version
             for kind, work in (("JobSet", self._jobset), ("Job", self._job), ("Pod", self._pod)):
                 for obj in self.store.list(kind):

@@ -45,7 +45,7 @@ from tests.cli import until
 from tests.forked import Forked
 from tests.kubernetes import forked_pods
 from tests.lab.lab import PATH, Lab
-from tests.node_code import add_compiled
+from tests.node_code import CACHE, add_compiled
 from tests.sent_workspace import with_workspace
 
 ROOT = "/clustertool"
@@ -71,9 +71,14 @@ store.complete(release, text)
 
 
 class LabPod:
-    """One pod on a node of a lab. `uid`: of its container. image: folders of this machine that its image has, too."""
+    """One pod on a node of a lab. `uid`: of its container. image: folders of this machine that its image has, too.
+
+    code: the folder of this machine that is ~/.cache/clustertool in the pod, where agents keep their code; None: they have it
+    in a new folder below /tmp, each of them.
+    """
 
     image: tuple[str, ...] = ()
+    code: Path | None = None
     fresh = False  # its first process is a new Python, and no fork
 
     def __init__(
@@ -136,6 +141,9 @@ class LabPod:
         binds = [path for path in (*_LIBRARIES, sys.base_prefix, *self.image) if not os.path.islink(path)]
         places = [(path, f"{root}{path}") for path in (*binds, *(f"/dev/{name}" for name in _DEVICES))]
         places.append((str(self.termination), f"{root}/dev/termination-log"))
+        if self.code is not None:
+            (self.root / CACHE).mkdir(parents=True)
+            places.append((str(self.code), f"{root}/{CACHE}"))
         given = {"PATH": f"{sys.base_prefix}/bin", "HOME": "/", "IMAGE_WORD": "image", **env}
         with open(os.devnull, "rb") as null, self.out.open("wb") as out, self.err.open("wb") as err:
             to = out.fileno() if stdout is None else stdout

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import atexit
 import base64
 import contextlib
+import functools
 import os
 import shutil
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -16,11 +19,22 @@ from typing import Any
 from tests.kubernetes.api_store import Obj, matches
 from tests.kubernetes.lab_pods import LabPod, PodmanPod
 from tests.lab.lab import PATH, Lab
-from tests.node_code import add_compiled
+from tests.node_code import CACHE, NodeCode, add_compiled
 
 _PYTHON = f"{sys.base_prefix}/bin/python3"
 _EXEC = "import os, sys\ntry: os.execvp(sys.argv[1], sys.argv[1:])\nexcept OSError as error: sys.exit(f'exec: {error}')"
 Published = list[tuple[str, list[str]]]  # an address, and its names
+
+
+@functools.cache
+def _code_of(user: int) -> Path:
+    """Install the node's code once for all pods of a user."""
+    folder = Path(tempfile.mkdtemp(prefix="ct-code-"))
+    atexit.register(shutil.rmtree, folder)
+    NodeCode(folder)
+    for path in folder.rglob("*"):
+        os.chown(path, user, user)
+    return folder / CACHE
 
 
 class ApiPod(LabPod):
@@ -33,6 +47,7 @@ class ApiPod(LabPod):
         self.uid_of_object, self._names = pod["metadata"]["uid"], names
         self._env = _variables(pod)
         user = (pod["spec"].get("securityContext") or {}).get("runAsUser", 0)
+        self.code = _code_of(user)
         inlet, outlet = os.pipe()
         super().__init__(lab, node, folder, bundle, self._env, user, {}, outlet, ())
         os.close(outlet)

@@ -32,6 +32,12 @@ TRAIN = """
     sys.exit(7 if os.environ.get("FAILS") == rank else 0)
 """
 
+AT_HOME = """
+    import getpass, pathlib
+    pathlib.Path("~/.cache/huggingface").expanduser().mkdir(parents=True)
+    print("I am", getpass.getuser(), "at", pathlib.Path.home(), flush=True)
+"""
+
 
 @pytest.fixture
 def job(site: KubeSite) -> KubeSite:
@@ -44,26 +50,30 @@ def run(*more: str) -> tuple[str, ...]:
 
 
 def test_a_job_runs_and_every_verb_knows_it(job: KubeSite, kubectl_here: None) -> None:
+    """Pods run as user 1000, whom the image does not know: without more HOME is /, and getpass.getuser() fails."""
+    job.workspace(train_py=AT_HOME + TRAIN)
+    job.conf(KUBERNETES={"nodes": 2})
     done = job.inv(*run("--env", "WRITES=1")).ends(0)
-    for rank in range(3):
-        assert f"[trainer {rank} ct-{done.job}-{rank}] rank {rank} of 3" in done.out
+    for rank in range(2):
+        assert f"[trainer {rank} ct-{done.job}-{rank}] rank {rank} of 2" in done.out
+    assert done.out.count(f"I am {getpass.getuser()} at /clustertool/.clustertool/home") == 2
     assert (job.folder / f"JOB{done.job}/model.txt").read_text() == "rank 0"
     assert "its output was fetched: 1 file" in done.err
     until(lambda: not job.living_pods, 30, lambda: f"{job.living_pods} to end")  # pod 0 was released
     found = job.inv("status", "--json").ends(0).json
     assert (found["state"], found["job"]) == ("succeeded", done.job)
-    assert [process["state"] for process in found["processes"]] == ["done"] * 3
+    assert [process["state"] for process in found["processes"]] == ["done"] * 2
     (listed,) = job.inv("jobs", "--json").ends(0).json["jobs"]
     assert (listed["id"], listed["state"], listed["code"]) == (done.job, "succeeded", 0)
-    assert "rank 2 of 3" in job.inv("logs", "--rank", "2").ends(0).out
+    assert "rank 1 of 2" in job.inv("logs", "--rank", "1").ends(0).out
     report = job.inv("report").ends(0)
     assert "succeeded -> " in report.out + report.err
     assert "nothing to stop" in job.inv("stop").ends(0).out
 
     pods = job.kubectl("get", "pods", "-o", "name").split()
-    assert len(pods) == 3
+    assert len(pods) == 2
     *lines, last = job.kubectl("logs", pods[1]).splitlines()
-    assert "[trainer 1] rank 1 of 3 secret 0" in lines
+    assert "[trainer 1] rank 1 of 2 secret 0" in lines
     assert (json.loads(last)["state"], json.loads(last)["code"]) == ("succeeded", 0)
     assert "clustertool/job-id" in job.kubectl("describe", pods[1])
 
@@ -71,20 +81,8 @@ def test_a_job_runs_and_every_verb_knows_it(job: KubeSite, kubectl_here: None) -
     job.is_empty()
 
 
-def test_ranks_have_a_home_and_a_name(job: KubeSite) -> None:
-    """Pods run as user 1000, whom the image does not know: HOME is /, and getpass.getuser() fails."""
-    job.workspace(
-        train_py="""
-        import getpass, pathlib
-        pathlib.Path("~/.cache/huggingface").expanduser().mkdir(parents=True)
-        print("I am", getpass.getuser(), "at", pathlib.Path.home(), flush=True)
-        """
-    )
-    job.conf(KUBERNETES={"nodes": 1})
-    assert f"I am {getpass.getuser()} at /clustertool/.clustertool/home" in job.inv(*run()).ends(0).out
-
-
 def test_a_rank_that_fails_ends_the_job_with_its_exit_code(job: KubeSite) -> None:
+    job.conf(KUBERNETES={"nodes": 2})
     done = job.inv(*run("--env", "FAILS=1")).ends(7)
     assert f"trainer 1 on ct-{done.job}-1: exit code 7" in done.last
     # Kubernetes deletes the pods that still run when another one has failed: their nodes may have no record (66).
@@ -154,11 +152,12 @@ def test_ctrl_c_in_the_queue(job: KubeSite) -> None:
 
 
 def test_ctrl_c_while_pods_join(job: KubeSite) -> None:
-    """One pod of three cannot be scheduled, so the others wait for it."""
-    job.conf(KUBERNETES={"resources": {"cpu": 5}})
-    job.server.store.update("Node", "", "worker-2", lambda node: node["status"]["allocatable"].update(cpu="1"))
+    """One pod of two cannot be scheduled, so the other one waits for it."""
+    job.conf(KUBERNETES={"nodes": 2, "resources": {"cpu": 5}})
+    for worker in ("worker-1", "worker-2"):
+        job.server.store.update("Node", "", worker, lambda node: node["status"]["allocatable"].update(cpu="1"))
     command = job.start(*run())
-    job.pods(2)
+    job.pods(1)
     command.says("running")
     command.signal(signal.SIGINT)
     command.wait().ends(130)
@@ -212,10 +211,10 @@ def test_parameter_servers_end_with_the_trainers(job: KubeSite, dialect: str) ->
         time.sleep(600 if listener else 1)
         """
     )
-    job.conf(KUBERNETES={"nodes": {"pserver": 1, "trainer": 2}, "dialect": dialect})
+    job.conf(KUBERNETES={"nodes": {"pserver": 1, "trainer": 1}, "dialect": dialect})
     done = job.inv(*run("--mode", "ps")).ends(0)
-    assert done.out.count("] TRAINER") == 2
-    assert len(job.objects("Pod")) == 3
+    assert done.out.count("] TRAINER") == 1
+    assert len(job.objects("Pod")) == 2
 
 
 @pytest.mark.engines
@@ -305,9 +304,10 @@ def test_a_user_without_rights_gets_the_fix_and_leaves_nothing(
 def test_the_verdict_names_what_the_cluster_has_done(
     job: KubeSite, fault: Callable[[ApiServer, Obj], None], code: int, text: str
 ) -> None:
+    job.conf(KUBERNETES={"nodes": 2})
     command = job.start(*run("--env", "STEPS=400"))
-    command.says("rank 2 of 3")
-    fault(job.server, job.pods()[1])
+    command.says("rank 1 of 2")
+    fault(job.server, job.pods(2)[1])
     done = command.wait(90)
     assert (done.code, text in done.err) == (code, True), (done.code, done.err)
     if fault is not preempt:  # its pods are gone, and all that they have left

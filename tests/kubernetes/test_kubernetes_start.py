@@ -212,25 +212,20 @@ def template(tmp_path):
     return written
 
 
-@pytest.mark.parametrize("dry", [True, False])
-@pytest.mark.parametrize(("spec", "path"), WRONG_PODS)
-def test_a_wrong_manifest_is_refused_before_anything_is_created(start, server, template, spec, path, dry):
+def test_a_wrong_manifest_is_refused_before_anything_is_created(start, server, template):
+    """One test, since each process of tests reads the schemas of Kubernetes for a second."""
     api = ClusterApi(KubernetesSettings())
-    with pytest.raises(ConfigError) as caught:
-        start(api, settings=template(spec), wish=RunWish(dry=dry)).prepare()
-    assert caught.value.what.startswith("the manifest is not right: ") and path in caught.value.what
-    assert "\n" not in caught.value.what and "pod_template" in caught.value.fix
-    assert not server.store.list("Job")
-
-
-@pytest.mark.parametrize("dialect", ["jobset", "paddlejob"])
-@pytest.mark.parametrize(
-    ("spec", "field"), [({"nodeselector": {}}, "nodeselector"), ({"priority": "high"}, "priority")]
-)
-def test_the_template_of_another_dialect_is_checked_by_its_definition(start, server, template, dialect, spec, field):
-    api = ClusterApi(KubernetesSettings())
-    with pytest.raises(ConfigError, match=f"template.spec.{field}"):
-        start(api, settings={"dialect": dialect, **template(spec)}).prepare()
+    for spec, path in WRONG_PODS:
+        for dry in (True, False):
+            with pytest.raises(ConfigError) as caught:
+                start(api, settings=template(spec), wish=RunWish(dry=dry)).prepare()
+            assert caught.value.what.startswith("the manifest is not right: ") and path in caught.value.what, spec
+            assert "\n" not in caught.value.what and "pod_template" in caught.value.fix, spec
+            assert not server.store.list("Job"), spec
+    for dialect in ("jobset", "paddlejob"):  # is checked by its definition
+        for spec, field in (({"nodeselector": {}}, "nodeselector"), ({"priority": "high"}, "priority")):
+            with pytest.raises(ConfigError, match=f"template.spec.{field}"):
+                start(api, settings={"dialect": dialect, **template(spec)}).prepare()
 
 
 def test_a_name_that_is_taken_and_a_quota_do_not_keep_dry_from_showing_the_job(start, server):

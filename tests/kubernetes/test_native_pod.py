@@ -14,6 +14,7 @@ import pytest
 
 from clustertool.engines.kubernetes import native_pod
 from tests.cli import until
+from tests.free_ports import free_port
 
 TEXT = Path(native_pod.__file__).read_text()
 SERVE = "import time; print('serves', flush=True); time.sleep(600)"
@@ -24,7 +25,7 @@ class Pods:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._port = _free_port()
+        self._port = free_port() - native_pod.LAST_PORT  # the last port of a pod is free
         self.running: list[subprocess.Popen[bytes]] = []
 
     def start(self, role: str, number: int, *command: str, endpoints: str = "PADDLE_PSERVERS_IP_PORT_LIST") -> int:
@@ -53,12 +54,6 @@ class Pods:
 
     def code(self, index: int, seconds: float = 20) -> int:
         return self.running[index].wait(seconds)
-
-
-def _free_port() -> int:
-    """The first port of a pod, of which the last one is free."""
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        return int(probe.getsockname()[1]) - native_pod.LAST_PORT
 
 
 @pytest.fixture

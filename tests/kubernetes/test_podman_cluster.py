@@ -22,12 +22,12 @@ def test_a_job_in_containers_of_a_cluster(site: KubeSite, kubectl_here: None) ->
     containers.demand()
     site.runtime.kind = PodmanApiPod
     site.workspace(train_py=TRAIN)
+    site.conf(KUBERNETES={"nodes": 2})
     done = site.inv("run", "--workspace", "job", "--all-ranks").ends(0)
     assert (site.folder / f"JOB{done.job}/model.txt").read_text() == "done"
-    for rank in range(3):
-        expected = json.dumps([1000, "image", str(rank), "0000000000000000", "1"])
-        assert f"[trainer {rank} ct-{done.job}-{rank}] {expected}" in done.out
-        pod = site.objects("Pod")[rank]["metadata"]["name"]
-        assert expected in site.kubectl("logs", pod)
+    expected = [json.dumps([1000, "image", str(rank), "0000000000000000", "1"]) for rank in range(2)]
+    for rank in range(2):
+        assert f"[trainer {rank} ct-{done.job}-{rank}] {expected[rank]}" in done.out
+    assert expected[1] in site.kubectl("logs", site.objects("Pod")[1]["metadata"]["name"])
     site.inv("clean", "--job", done.job).ends(0)
     site.is_empty()
