@@ -9,7 +9,7 @@ Ctrl+C while Python starts) start new processes.
 There are two servers: one for commands, and one for joining processes, whose interpreter has their options. /proc shows the
 environment and the command line of a joining process as it does for a new one. A command that starts a joining process
 (fleet/joining/join_process.py) forks it: its child has the command's modules, but the signals, descriptors, folder and
-environment of a new process.
+environment of a new process. The bundle of a job that it submits to Slurm has compiled modules, too.
 """
 
 from __future__ import annotations
@@ -505,6 +505,17 @@ def _import_all(kind: str) -> None:
     importlib.import_module("invoke.main")
     parts = {"Popen": JoinFork, "PIPE": subprocess.PIPE, "TimeoutExpired": subprocess.TimeoutExpired}
     sys.modules["clustertool.fleet.joining.join_process"].subprocess = types.SimpleNamespace(**parts)  # type: ignore[attr-defined]
+    bundles = sys.modules["clustertool.fleet.joining.join_bundle"]
+    with_compiled = types.SimpleNamespace(**{**vars(bundles), "content": _write_compiled_bundle})
+    sys.modules["clustertool.engines.slurm.slurm_start"].join_bundle = with_compiled  # type: ignore[attr-defined]
+
+
+def _write_compiled_bundle(join: Any) -> bytes:
+    """Write the bundle of a job of Slurm, with what its nodes would compile, each of them anew."""
+    from clustertool.fleet.joining import join_bundle
+    from tests.node_code import add_compiled
+
+    return add_compiled(join_bundle.content(join))
 
 
 def main() -> NoReturn:

@@ -15,12 +15,14 @@ import shutil
 import sys
 import zipfile
 from importlib._bootstrap_external import _code_to_hash_pyc  # type: ignore[import-not-found]
+from importlib.machinery import SourceFileLoader
 from pathlib import Path
 
 from clustertool.fleet import node_bundle
 from clustertool.fleet.joining import join_process
 from clustertool.node.agent.install import install
 
+REPO = Path(__file__).resolve().parents[1]
 CACHE = Path(".cache/clustertool")
 
 
@@ -67,9 +69,10 @@ def add_compiled(bundle: bytes) -> bytes:
 
 @functools.cache
 def _compiled() -> list[tuple[str, bytes]]:
-    """Compile all modules of a bundle: name and content of each file."""
+    """Read what Python has made of all modules of a bundle, which takes a tenth of the time that a compilation takes."""
     made = []
     for name, text in join_process.code().items():
-        code = compile(text, name, "exec", dont_inherit=True)
+        module = name.removesuffix(".py").replace("/", ".")
+        code = SourceFileLoader(module, str(REPO / name)).get_code(module)
         made.append((name + "c", bytes(_code_to_hash_pyc(code, importlib.util.source_hash(text.encode()), False))))
     return made

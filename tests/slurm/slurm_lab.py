@@ -43,6 +43,7 @@ UNFINISHED = (
     "STAGE_OUT",
     "SIGNALING",
 )
+TURN = 0.2  # seconds between two questions to Slurm, each of which starts a program
 
 # slurmctld, slurmd and proctrack/linuxproc as root without systemd and cgroups. SlurmdTimeout: NODE_FAIL comes some 5 s later.
 SETTINGS: Mapping[str, object] = {
@@ -148,7 +149,7 @@ class SlurmLab(Lab):
         while not wanted(state := self.state(job)):
             if time.monotonic() > deadline:
                 raise AssertionError(f"job {job} is {state} after {seconds} s: {self.slurm('scontrol', 'show', 'job')}")
-            time.sleep(0.05)
+            time.sleep(TURN)
         return state
 
     def cancel_all(self) -> None:
@@ -227,7 +228,7 @@ class SlurmLab(Lab):
         while len(idle := self.idle()) != self.nodes:
             if time.monotonic() > deadline:
                 raise LabError(f"only {idle} are idle\n{self.log(self.login)}\n{self.log(0)}")
-            time.sleep(0.02)
+            time.sleep(TURN)
 
     def idle(self) -> list[str]:
         """The nodes that Slurm would give to another job."""

@@ -13,6 +13,7 @@ TOML = '[trainer]\ncommand = ["python3", "train.py"]\n[slurm]\npartition = "urge
 
 
 def test_the_three_sources_of_settings(queue: SlurmSite) -> None:
+    """The command is a new process, so the node starts the bundle as users have it, and compiles its modules."""
     site = queue
     conf = {"login": "root@login", "nodes": 3, "cpus_per_node": 2, "time": 10, "options": ["--nice=7"]}
     (site.folder / "conf.py").write_text(site.conf_text(SLURM=conf))
@@ -21,7 +22,7 @@ def test_the_three_sources_of_settings(queue: SlurmSite) -> None:
     dry = site.clustertool("run", "--workspace", "job", "--dry", *typed, "--grace", "30", "--json").ends(0)
     assert "the grace of 30 s is not shorter than KillWait of this Slurm (30 s)" in dry.err
     shown = dry.json["documents"]["job.sh"]
-    done = site.clustertool("run", "--workspace", "job", *typed).ends(0)
+    done = site.clustertool("run", "--workspace", "job", *typed, fresh=True).ends(0)
     assert "KillWait" not in done.err
     (folder,) = site.root(0).glob(".clustertool/queue/*")
     number = json.loads((folder / "submission.json").read_text())["slurm_id"]
