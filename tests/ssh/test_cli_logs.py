@@ -40,12 +40,12 @@ def expected(blocks: int) -> bytes:
 def test_raw_is_exactly_the_ranks_bytes(site, tmp_path):
     pair = site(2)
     pair.workspace(train_py=BINARY)
-    done = pair.inv("run", "-w", "job", "--nproc-per-node", 2, "--script", "train.py 50", "--rank", 1).ends(0)
+    done = pair.inv("run", "-w", "job", "--nproc-per-node", 2, "--script", "train.py 10", "--rank", 1).ends(0)
     assert "[trainer 1 127.0.0.2] text" in done.out
     target = tmp_path / "rank3"
     logs = pair.start("logs", "--rank", 3, "--raw", out=target)
     assert logs.wait().code == 0
-    assert target.read_bytes() == expected(50)
+    assert target.read_bytes() == expected(10)
     assert pair.inv("logs", "--rank", 0, "--raw").ends(0).out == "text\n"
     tail = pair.start("logs", "-r", 3, "--raw", "--tail", 1)
     assert tail.wait().code == 0
@@ -85,7 +85,7 @@ def waiting(site, tmp_path):
     assert running.wait().code == 0
 
 
-def test_logs_during_the_job(waiting):
+def test_logs_and_times_of_lines_during_the_job(waiting):
     pair, running = waiting
     job = running.says(r"^job (\S+):")
     first = pair.inv("logs").ends(0)
@@ -95,26 +95,23 @@ def test_logs_during_the_job(waiting):
     ]
     by_host = pair.inv("logs", "--host", "127.0.0.3", "--grep", "line 1?7$", "--job", job[:15]).ends(0)
     assert by_rank(by_host) == [f"[trainer {rank} 127.0.0.3] rank {rank} line {n}" for rank in (2, 3) for n in (7, 17)]
+    every = by_rank(pair.inv("logs", "--rank", "all", "-n", 1))
+    assert [line.split("]")[1] for line in every] == [f" rank {rank} line 29" for rank in range(4)]
+    before = datetime.now().astimezone()
+    written = max(log.stat().st_mtime for node in range(2) for log in pair.job_dir(node, job).glob("log/workerlog.*"))
+    until(lambda: time.time() > written + 1.5)  # each of the following commands takes more CPU than all of this waiting
+    until(lambda: not pair.inv("logs", "--since", "1s").ends(0).out, 20)
     follow = pair.start("logs", "-f", "--rank", 3, "-n", 1)
     raw = pair.start("logs", "-f", "--rank", 2, "--raw")
+    later = pair.start("logs", "-f", "--since", "1s", "--timestamps", "--rank", "all")
     follow.says("rank 3 line 29")
     raw.says("rank 2 line 29")
+    later.says("conf:")
     assert follow.process.poll() is None
     pair.go()
     assert follow.wait().lines() == ["[trainer 3 127.0.0.3] rank 3 line 29", "[trainer 3 127.0.0.3] rank 3 the end"]
     assert raw.wait().out == "".join(f"rank 2 line {n}\n" for n in range(30)) + "rank 2 the end\n"
-
-
-def test_times_of_lines_and_all_ranks(waiting):
-    pair, running = waiting
-    every = by_rank(pair.inv("logs", "--rank", "all", "-n", 1))
-    assert [line.split("]")[1] for line in every] == [f" rank {rank} line 29" for rank in range(4)]
-    before = datetime.now().astimezone()
-    until(lambda: not pair.inv("logs", "--since", "1s").ends(0).out, 20)
-    follow = pair.start("logs", "-f", "--since", "1s", "--timestamps", "--rank", "all")
-    follow.says("conf:")
-    pair.go()
-    lines = by_rank(follow.wait())
+    lines = by_rank(later.wait())
     assert [line.split(" ", 4)[4] for line in lines] == [f"rank {rank} the end" for rank in range(4)]
     times = [datetime.fromisoformat(line.split(" ")[3]) for line in lines]
     assert all(before.replace(microsecond=0) <= t <= datetime.now().astimezone() for t in times)
@@ -130,11 +127,16 @@ def test_times_of_lines_and_all_ranks(waiting):
     assert pair.inv("logs", "--since", since, "--rank", 2, "--raw").ends(0).out == "rank 2 the end\n"
 
 
-def test_ctrl_d_detaches_and_leaves_the_job_alone(waiting):
+def test_leaving_logs_ctrl_d_and_refusals_leave_the_job_alone(waiting):
     pair, running = waiting
+    refusals(pair)
     assert "Ctrl+D" not in running.err, "its stdin is no terminal"
     job = running.says(r"^job (\S+):")
+    follow = pair.start("logs", "-f")
     attached = pair.start("attach", terminal=True)
+    follow.says("line 29")
+    follow.signal()
+    assert follow.wait().code == 130
     attached.says("line 29")
     attached.type("\n\n")
     assert "Ctrl+C stops the job; Ctrl+D detaches: the job goes on" in attached.out
@@ -143,27 +145,20 @@ def test_ctrl_d_detaches_and_leaves_the_job_alone(waiting):
     done = attached.wait().ends(0)
     assert "detached; the job goes on: " in done.out and f"attach --job {job}" in done.out
     assert running.process.poll() is None
-    started = pair.start("run", "-w", "job", "--env", "GO=/nowhere", terminal=True)
+    assert pair.inv("status", "--json").ends(0).json["state"] == "running"
+    pair.go()
+    running.wait().ends(0)
+    started = pair.start("run", "-w", "job", "--env", "GO=/nowhere", "--only", pair.name(0), terminal=True)
     started.says("line 29")
     started.type("\x04")
     assert "the job goes on: " in started.wait().ends(0).out
-    assert pair.inv("status", "--json").ends(0).json["state"] == "running"
-    pair.inv("stop", "--job", pair.inv("jobs", "--json").ends(0).json["jobs"][0]["id"]).ends(0)
+    (listed,) = (one for one in pair.inv("jobs", "--json").ends(0).json["jobs"] if one["id"] != job)
+    assert listed["state"] == "running"
+    pair.inv("stop", "--job", listed["id"]).ends(0)
 
 
-def test_leaving_logs_leaves_the_job_alone(waiting):
-    pair, running = waiting
-    follow = pair.start("logs", "-f")
-    follow.says("line 29")
-    follow.signal()
-    done = follow.wait()
-    assert done.code == 130
-    assert running.process.poll() is None
-    assert pair.inv("status", "--json").ends(0).json["state"] == "running"
-
-
-def test_what_is_not_there_is_66_and_what_makes_no_sense_64(waiting):
-    pair, _ = waiting
+def refusals(pair):
+    """What is not there is 66, and what makes no sense 64."""
     for args, code, reported in [
         (["--rank", 4], 66, "no trainer 4"),
         (["--role", "pserver"], 66, "no pserver"),
@@ -239,9 +234,10 @@ def test_a_gigabyte_is_exact_fast_and_takes_no_memory(site, tmp_path):
     assert ours < 2 * theirs
 
 
-def test_logs_on_this_machine_while_the_job_runs(waiting, tmp_path):
+def test_logs_on_this_machine_while_the_job_runs(site, tmp_path):
     """Rank 0's and those that are shown; with --fetch-logs those of all ranks and attempts at the end."""
-    pair, _ = waiting
+    pair = site(2)
+    pair.workspace(train_py=SLOWLY)
     logs = tmp_path / "logs"
     logs.mkdir()
     (logs / "workerlog.0").write_text("of an earlier job")

@@ -69,49 +69,53 @@ def test_during_the_job_and_after_it(three: Site) -> None:
     assert not [path for path in three.folder.iterdir() if path.name.startswith(".page")]
 
 
-def test_a_node_that_is_away(three: Site) -> None:
-    three.workspace(train_py="import sys; print('hello', flush=True); sys.exit(0)")
-    job = three.inv("run", "-w", "job").ends(0).job
-    three.servers[1].stop()
-    done = three.inv("report").ends(69)
-    text = Reader((three.folder / f"JOB{job}.html").read_text()).text
-    assert f"{three.name(1)} did not answer" in text
+def test_a_node_that_is_away(site) -> None:
+    pair = site(2)
+    pair.workspace(train_py="import sys; print('hello', flush=True); sys.exit(0)")
+    job = pair.inv("run", "-w", "job").ends(0).job
+    pair.servers[1].stop()
+    done = pair.inv("report").ends(69)
+    text = Reader((pair.folder / f"JOB{job}.html").read_text()).text
+    assert f"{pair.name(1)} did not answer" in text
     assert "Succeeded" in text
-    assert three.name(1) in done.err
+    assert pair.name(1) in done.err
 
 
-def test_secrets_that_are_not_known_here_are_reported(three: Site) -> None:
-    three.conf(SECRETS=["TOKEN"])
-    three.workspace(train_py="print('hello')")
-    three.inv("run", "-w", "job", env={"TOKEN": "x" * 9}).ends(0)
-    done = three.inv("report", "--to", "page.html").ends(0)
+def test_secrets_that_are_not_known_here_are_reported(site) -> None:
+    one = site(1)
+    one.conf(SECRETS=["TOKEN"])
+    one.workspace(train_py="print('hello')")
+    one.inv("run", "-w", "job", env={"TOKEN": "x" * 9}).ends(0)
+    done = one.inv("report", "--to", "page.html").ends(0)
     assert "SECRETS names TOKEN, not set where this page was made" in done.out + done.err
-    assert "SECRETS names TOKEN" in Reader((three.folder / "page.html").read_text()).text
+    assert "SECRETS names TOKEN" in Reader((one.folder / "page.html").read_text()).text
 
 
-def test_restarts_are_attempts(three: Site) -> None:
-    three.workspace(
+def test_restarts_are_attempts(site) -> None:
+    pair = site(2)
+    pair.workspace(
         train_py="import os, sys; sys.exit(os.environ['CLUSTERTOOL_ATTEMPT'] == '0' and os.environ['RANK'] == '0')"
     )
-    three.inv("run", "-w", "job", "--max-restarts", 1).ends(0)
-    three.inv("report", "--to", "page.html").ends(0)
-    reader = Reader((three.folder / "page.html").read_text())
+    pair.inv("run", "-w", "job", "--max-restarts", 1).ends(0)
+    pair.inv("report", "--to", "page.html").ends(0)
+    reader = Reader((pair.folder / "page.html").read_text())
     assert "2 attempts" in reader.text
     titles = [attributes["title"] or "" for name, attributes in reader.tags if name == "i"]
     assert [title for title in titles if title.startswith("trainer 0, attempt 0: failed")]
     assert [title for title in titles if title.startswith("trainer 0, attempt 1: done")]
 
 
-def test_refused_before_any_connection(three: Site) -> None:
-    for server in three.servers:
-        server.stop()
-    assert "no folder" in three.inv("report", "--to", "no/where.html").ends(64).err
-    assert "is a folder" in three.inv("report", "--to", ".").ends(64).err
+def test_refused_before_any_connection(site) -> None:
+    one = site(1)
+    one.servers[0].stop()
+    assert "no folder" in one.inv("report", "--to", "no/where.html").ends(64).err
+    assert "is a folder" in one.inv("report", "--to", ".").ends(64).err
 
 
-def test_no_such_job(three: Site) -> None:
-    assert "no job" in three.inv("report").ends(66).err
-    assert "no job 'nope'" in three.inv("report", "--job", "nope").ends(66).err
+def test_no_such_job(site) -> None:
+    one = site(1)
+    assert "no job" in one.inv("report").ends(66).err
+    assert "no job 'nope'" in one.inv("report", "--job", "nope").ends(66).err
 
 
 def test_what_the_jobs_devices_did(site, nvml) -> None:
