@@ -79,18 +79,18 @@ def test_what_the_interface_sends(site) -> None:
 
 def test_each_byte_crosses_the_uplink_once(site) -> None:
     """And a node more costs little; afterwards nothing listens."""
-    four = site(4)
-    big(four, 10)
-    done = four.inv("dispatch", "-w", "job", "--json").ends(0).json
+    three = site(3)
+    big(three, 10)
+    done = three.inv("dispatch", "-w", "job", "--json").ends(0).json
     # On a busy machine some pieces are late and are sent twice: up to 3 of the 10. Sent to two nodes, all of it would be 20 MB.
     assert 10 << 20 < done["bytes"] < 15 << 20
-    assert 25 << 20 < done["between"] < 33 << 20
-    assert done["sent"] == [four.name(node) for node in range(4)] and done["served"] == {}
-    quiet(four)
-    assert [whole(four, node) >= 10 << 20 for node in range(4)] == [True] * 4
-    four.inv("run", "-w", "job", "--only", "node3").ends(0)
-    (job,) = four.jobs(3)
-    assert (job / "big").read_bytes() == (four.folder / "job/big").read_bytes()
+    assert 15 << 20 < done["between"] < 23 << 20
+    assert done["sent"] == [three.name(node) for node in range(3)] and done["served"] == {}
+    quiet(three)
+    assert [whole(three, node) >= 10 << 20 for node in range(3)] == [True] * 3
+    three.inv("run", "-w", "job", "--only", "node2").ends(0)
+    (job,) = three.jobs(2)
+    assert (job / "big").read_bytes() == (three.folder / "job/big").read_bytes()
 
 
 def test_a_node_that_cannot_reach_others_is_served_by_the_laptop(site) -> None:
@@ -120,12 +120,12 @@ def test_nodes_between_which_nothing_comes_through_are_served_by_the_laptop(site
 
 
 def test_without_the_relay_the_laptop_serves_all(site) -> None:
-    three = site(3)
-    three.conf(RELAY="off")
-    big(three, 2)
-    done = three.inv("dispatch", "-w", "job", "--json").ends(0).json
-    assert 6 << 20 < done["bytes"] < 7 << 20 and done["between"] == 0 and done["served"] == {}
-    quiet(three)
+    two = site(2)
+    two.conf(RELAY="off")
+    big(two, 2)
+    done = two.inv("dispatch", "-w", "job", "--json").ends(0).json
+    assert 4 << 20 < done["bytes"] < 5 << 20 and done["between"] == 0 and done["served"] == {}
+    quiet(two)
 
 
 @pytest.mark.chaos
