@@ -12,7 +12,7 @@ import pytest
 from tests.node.cable import Cable, CableOf
 from tests.node.harness import Bench, Job
 from tests.node.joining import JoinBench
-from tests.node_code import NodeCode
+from tests.node_code import CACHE, NodeCode
 
 
 @pytest.fixture(scope="session")
@@ -24,8 +24,8 @@ def home(tmp_path_factory: pytest.TempPathFactory, node_code: NodeCode) -> Path:
 
 
 @pytest.fixture
-def bench(tmp_path: Path, home: Path) -> Iterator[Bench]:
-    made = Bench(tmp_path, home)
+def bench(tmp_path: Path, home: Path, node_code: NodeCode) -> Iterator[Bench]:
+    made = Bench(tmp_path, home, home / CACHE / node_code.name)
     yield made
     made.end()
 

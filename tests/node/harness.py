@@ -22,9 +22,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from clustertool.errors import ClustertoolError, PortInUse, raise_all
+from clustertool.errors import ClustertoolError, PortInUse, Unreachable, raise_all
 from clustertool.fleet import identity
 from clustertool.fleet.agent_client import AgentClient
+from clustertool.fleet.this_machine import ProgramLink
 from clustertool.model.config.cluster import Cluster, read_cluster
 from clustertool.model.config.job import Options, read_job
 from clustertool.model.facts import Facts, Identity, read_facts
@@ -33,10 +34,11 @@ from clustertool.model.planning.plan import HIDDEN, Plan, plan
 from clustertool.model.wire import record_lines
 from clustertool.model.wire.messages import REQUESTS, Request
 from clustertool.node.system import private_directory
-from tests import proc_files
+from tests import forked, forked_agents, proc_files
 
 PATIENCE = 30.0  # seconds for something to come true: others load this machine
 Event = dict[str, Any]
+_SHELL: Sequence[str] = ("/bin/sh",)
 
 
 def until(true: Callable[[], Any], what: str = "it came true", patience: float = PATIENCE) -> Any:
@@ -132,19 +134,11 @@ def claims_on_disk() -> dict[str, Any]:
 
 
 class Channel:
-    """A local shell behind what the client asks of a paramiko channel."""
+    """A local process, a shell or an agent, behind what the client asks of a paramiko channel."""
 
-    def __init__(self, argv: Sequence[str], env: Mapping[str, str]) -> None:
-        self.popen = subprocess.Popen(
-            argv,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            env=dict(env),
-            bufsize=0,
-            cwd="/",
-            start_new_session=True,
-        )
+    def __init__(self, argv: Sequence[str], env: Mapping[str, str], place: Path | None = None) -> None:
+        """place: of the node's code; the process is a fork of one that has imported it (see tests/forked_agents.py)."""
+        self.popen = _start(argv, env) if place is None else forked_agents.start(argv, env, place)
         self._timeout: float | None = None
         self.sent = 0
         self.eof_received, self.status_event = True, threading.Event()  # nothing to wait for at the end
@@ -209,16 +203,44 @@ class Channel:
         self._listener.join(PATIENCE)
 
 
+def _start(argv: Sequence[str], env: Mapping[str, str]) -> subprocess.Popen[bytes] | forked.Forked:
+    pipe = subprocess.PIPE
+    streams: dict[str, Any] = {"stdin": pipe, "stdout": pipe, "stderr": pipe, "bufsize": 0}
+    return subprocess.Popen(argv, env=dict(env), cwd="/", start_new_session=True, **streams)
+
+
 class Link:
     """Where the client asks for its channel."""
 
-    def __init__(self, env: Mapping[str, str], shell: Sequence[str] = ("/bin/sh",)) -> None:
+    def __init__(self, env: Mapping[str, str], shell: Sequence[str] = _SHELL) -> None:
         self.env, self.shell = env, shell
         self.channels: list[Channel] = []
 
     def channel(self, *, window: int = 0, timeout: float = 10.0) -> Channel:
         self.channels.append(Channel(self.shell, self.env))
         return self.channels[-1]
+
+
+class ForkingLink(Link):
+    """A link that starts agents without a shell, as forks."""
+
+    node, noise, no_shell, alive, waiting = "", b"", ("", ""), True, 0
+
+    def __init__(self, env: Mapping[str, str], place: Path, root_group: str) -> None:
+        super().__init__(env)
+        self.place, self.root_group = place, root_group
+        self.times: Mapping[str, float] = {}
+        assert isinstance(self, ProgramLink)  # the client asks for no shell
+
+    def program(self, argv: Sequence[str], *, window: int = 0, timeout: float = 10.0) -> Channel:
+        self.channels.append(Channel(argv, self.env, self.place))
+        return self.channels[-1]
+
+    def lost(self, why: str) -> Unreachable:
+        return Unreachable(why, "", "")
+
+    def close(self) -> None:
+        """Nothing: each client ends its channel."""
 
 
 # -- nodes and jobs ---------------------------------------------------------------------------------------------------
@@ -278,7 +300,7 @@ class Client:
     def __init__(self, node: Node) -> None:
         self.node = node
         self.stream = Stream()
-        self.link = Link(node.env, node.shell)
+        self.link = node.link()
         self.agent = AgentClient.open(self.link, node.cluster.hosts[node.index], node.cluster, self._sink)  # type: ignore[arg-type]
 
     def _sink(self, _: int, header: Event, payload: bytes) -> None:
@@ -291,8 +313,10 @@ class Client:
 
     @property
     def pid(self) -> int:
-        """The agent: a child of the shell that the login has started."""
+        """The agent: a fork, or a child of the shell that the login has started."""
         shell = self.link.channels[-1].popen.pid
+        if isinstance(self.link, ForkingLink):
+            return shell
         agents = (pid for pid in pids() if read(f"/proc/{pid}/comm") == b"ct-agent\n")
         return next(pid for pid in agents if (sample(pid) or (None, "", 0))[2] == shell)
 
@@ -307,12 +331,22 @@ class Client:
 class Node:
     """One node: an entry of HOSTS, its ROOT_DIR, and the agents that were started on it."""
 
-    def __init__(self, cluster: Cluster, index: int, env: Mapping[str, str]) -> None:
+    def __init__(self, cluster: Cluster, index: int, env: Mapping[str, str], place: Path | None = None) -> None:
         self.cluster, self.index, self.env = cluster, index, env
+        self._place = place  # of the code in the home of all tests
         self.host = cluster.hosts[index]
         self.root = Path(self.host.root_dir)
-        self.shell: Sequence[str] = ("/bin/sh",)
+        self.shell = _SHELL
         self.clients: list[Client] = []
+
+    def link(self) -> Link:
+        """A link to it. Agents are forks, unless the login, the home or the interpreter is one of the test."""
+        own = self.shell != _SHELL or self.cluster.python_of(self.host) != sys.executable
+        if own or self._place is None or not self._place.is_relative_to(self.env.get("HOME", "/nowhere")):
+            return Link(self.env, self.shell)
+        if not forked_agents.can_fork(self.env) or not forked.can_join():
+            return Link(self.env, self.shell)
+        return ForkingLink(self.env, self._place, self.cluster.root_dir_group)
 
     def open(self) -> Client:
         """A new agent, as a new command of a laptop starts it."""
@@ -491,8 +525,8 @@ class Job:
 class Bench:
     """Makes nodes and jobs; ends whatever a failed test has left."""
 
-    def __init__(self, tmp: Path, home: Path) -> None:
-        self.tmp, self.home = tmp, home
+    def __init__(self, tmp: Path, home: Path, place: Path) -> None:
+        self.tmp, self.home, self._place = tmp, home, place
         self.jobs: list[Job] = []
         self._nodes: list[Node] = []
 
@@ -520,7 +554,7 @@ class Bench:
             "LANG": "C.UTF-8",
             **(env or {}),
         }
-        made = [Node(cluster, index, environ) for index in range(count)]
+        made = [Node(cluster, index, environ, self._place) for index in range(count)]
         self._nodes += made
         return made
 

@@ -64,7 +64,7 @@ def test_the_input_of_a_program() -> None:
 
 
 def own(node: Node) -> set[int]:
-    """The agent, and the shell that the login has started."""
+    """The agent, and the shell that the login has started, if there is one."""
     return {node.client.pid, node.client.link.channels[-1].popen.pid}
 
 
@@ -81,9 +81,10 @@ def test_programs_that_are_not_wanted_any_more(bench: Bench) -> None:
     """They end at once with their children, and their requests are answered by an error."""
     (node,) = bench.nodes(env={"MARK_OF_THIS_TEST": str(bench.tmp)})
     mark = f"MARK_OF_THIS_TEST={bench.tmp}"
+    node.open()
     with ThreadPoolExecutor(1) as pool:
         running = pool.submit(program, node, "sh", "-c", "echo out; sleep 600 & sleep 600", seconds=600.0)
-        until(lambda: len(marked(mark)) == 5, "it runs")
+        until(lambda: len(marked(mark)) == len(own(node)) + 3, "it runs")
         assert ask(node, "programs-end") == {}
         assert {one.pid for one in marked(mark)} == own(node)
         with pytest.raises(DispatchError, match="was ended"):
