@@ -409,10 +409,12 @@ def _agent(process: Process) -> bool:
 class LoopSite(Site):
     """Nodes are private sshds on loopback; they share this machine's processes and network."""
 
-    def __init__(self, folder: Path, servers: Sequence[Sshd], keys: Keys, laptop: Path) -> None:
+    def __init__(
+        self, folder: Path, servers: Sequence[Sshd], keys: Keys, laptop: Path, python: str = sys.executable
+    ) -> None:
         super().__init__(folder, len(servers))
         self.servers = list(servers)
-        self._keys = keys
+        self._keys, self._python = keys, python
         self.laptop = laptop
         self.conf()
 
@@ -422,7 +424,7 @@ class LoopSite(Site):
 
     def conf_text(self, **keys: object) -> str:
         hosts = [f"{USER}@{server.entry}" for server in self.servers]
-        base = {"HOSTS": hosts, "IDENTITY_FILE": str(self._keys.user), "PYTHON": sys.executable, "CONNECT_TIMEOUT": 20}
+        base = {"HOSTS": hosts, "IDENTITY_FILE": str(self._keys.user), "PYTHON": self._python, "CONNECT_TIMEOUT": 20}
         return "".join(f"{key} = {value!r}\n" for key, value in {**base, **keys}.items() if value is not None)
 
     def home(self, node: int) -> Path:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from clustertool.model.config.cluster import Cluster, read_cluster
+from tests import forked_agents
 from tests.cli import EmbeddedSite, LoopSite
 from tests.node_code import NodeCode
 from tests.ssh import sshd
@@ -95,14 +96,18 @@ def cluster_for(servers: list[sshd.Sshd], values: dict[str, object]) -> Cluster:
 
 @pytest.fixture
 def site(
-    start: Callable[..., sshd.Sshd], ssh_keys: sshd.Keys, laptop: Path, tmp_path: Path
+    start: Callable[..., sshd.Sshd], ssh_keys: sshd.Keys, node_code: NodeCode, laptop: Path, tmp_path: Path
 ) -> Iterator[Callable[..., LoopSite]]:
-    """site(4) -> a folder with conf.py and tasks.py whose cluster is 4 private sshds, each made by start(..., **given)."""
+    """site(4) -> a folder with conf.py and tasks.py whose cluster is 4 private sshds, each made by start(..., **given).
+
+    The agents of nodes are forks.
+    """
     sites: list[LoopSite] = []
+    python = forked_agents.interpreter(node_code.place)
 
     def make(count: int = 3, **given: Any) -> LoopSite:
         servers = [start(FIRST + number, **given) for number in range(count)]
-        sites.append(LoopSite(tmp_path / f"site{len(sites)}", servers, ssh_keys, laptop))
+        sites.append(LoopSite(tmp_path / f"site{len(sites)}", servers, ssh_keys, laptop, python))
         return sites[-1]
 
     yield make
