@@ -20,7 +20,22 @@ from tests.node.harness import Bench, Job, alive, kill, sample, until
 _LOOP = "sleep 1000 & echo ready; while [ ! -e go ]; do sleep 0.1; done"
 
 
-@pytest.fixture(scope="module", params=["podman", "docker"])
+# With docker in `make test-chaos` only: what these show is code for both runtimes, which other tests here run with docker.
+_WITH_PODMAN = (
+    "test_how_a_program_exits",
+    "test_stop_of_a_handler",
+    "test_kill_of_a_program_or_its_supervisor",
+    "test_restart",
+    "test_usage_and_freeze",
+)
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    marks = [pytest.mark.chaos] if metafunc.function.__name__ in _WITH_PODMAN else []
+    metafunc.parametrize("store", ["podman", pytest.param("docker", marks=marks)], indirect=True, scope="module")
+
+
+@pytest.fixture(scope="module")
 def store(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
     opened = {"podman": open_podman, "docker": open_docker}[request.param]
     with opened(tmp_path_factory.mktemp("store")) as made:
@@ -86,11 +101,17 @@ def test_rank_of_a_container(contained: Any) -> None:
     job.gone()
 
 
-@pytest.mark.parametrize(
-    ("command", "code", "number"),
-    [("exit 7", 7, 0), ("kill -9 $$", 0, 9), ("exit 126", 126, 0), (["no-such-command"], 127, 0)],
-)
+@pytest.mark.parametrize(("command", "code", "number"), [("exit 7", 7, 0), ("exit 126", 126, 0)])
+def test_how_a_program_exits(contained: Any, command: Any, code: int, number: int) -> None:
+    _ends(contained, command, code, number)
+
+
+@pytest.mark.parametrize(("command", "code", "number"), [("kill -9 $$", 0, 9), (["no-such-command"], 127, 0)])
 def test_how_a_program_ends(contained: Any, command: Any, code: int, number: int) -> None:
+    _ends(contained, command, code, number)
+
+
+def _ends(contained: Any, command: Any, code: int, number: int) -> None:
     with containers.oom_kills(False):
         job = contained(command)
         ended = job.ended()
@@ -121,9 +142,18 @@ def test_client_that_does_not_exist(contained: Any) -> None:
     job.gone()
 
 
-@pytest.mark.parametrize("how", ["plain", "trap", "ignores"])
-def test_stop(contained: Any, how: str) -> None:
-    """A main process without handlers ends by TERM, one with a handler gets it once, one that ignores it is killed."""
+def test_stop(contained: Any) -> None:
+    """A main process without handlers ends by TERM."""
+    _stops(contained, "plain")
+
+
+@pytest.mark.parametrize("how", ["trap", "ignores"])
+def test_stop_of_a_handler(contained: Any, how: str) -> None:
+    """A main process with a handler gets TERM once, one that ignores it is killed."""
+    _stops(contained, how)
+
+
+def _stops(contained: Any, how: str) -> None:
     traps = {"plain": "", "trap": "trap 'echo got TERM; exit 5' TERM;", "ignores": "trap '' TERM;"}
     job = contained(f"{traps[how]} {_LOOP}")
     job.ready()
@@ -142,11 +172,20 @@ def test_stop_before_the_program_runs(contained: Any) -> None:
     job.gone()
 
 
-@pytest.mark.parametrize("victim", ["client", "conmon", "supervisor", "main", "caretakers", "daemon"])
+@pytest.mark.parametrize("victim", ["client", "conmon", "caretakers", "daemon"])
 def test_kill(contained: Any, store: Store, victim: str) -> None:
     """kill -9 of what belongs to a container leaves neither process nor container."""
     if victim == ("conmon" if store.runtime == "docker" else "daemon"):
         pytest.skip(f"{store.runtime} has none")
+    _killed(contained, store, victim)
+
+
+@pytest.mark.parametrize("victim", ["supervisor", "main"])
+def test_kill_of_a_program_or_its_supervisor(contained: Any, store: Store, victim: str) -> None:
+    _killed(contained, store, victim)
+
+
+def _killed(contained: Any, store: Store, victim: str) -> None:
     job = contained(_LOOP, per_node=2)
     job.ready()
     supervisor, main = job.process("supervisor"), job.rank(0)
