@@ -84,8 +84,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: List[pytest.Item
 
 @pytest.fixture(scope="session")
 def node_code(tmp_path_factory: pytest.TempPathFactory) -> NodeCode:
-    """The node's code, installed once."""
-    return NodeCode(tmp_path_factory.mktemp("code"))
+    """The node's code, installed once, by the first worker that needs it."""
+    workers_own = tmp_path_factory.getbasetemp()
+    folder = (workers_own.parent if "PYTEST_XDIST_WORKER" in os.environ else workers_own) / "code"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    return NodeCode(folder)
 
 
 @pytest.fixture(scope="session")

@@ -7,6 +7,7 @@ the text of all modules; `add_compiled` adds what Python makes of them, which ta
 
 from __future__ import annotations
 
+import fcntl
 import functools
 import importlib.util
 import io
@@ -27,7 +28,7 @@ CACHE = Path(".cache/clustertool")
 
 
 class NodeCode:
-    """The code, installed once below `folder`, for nodes whose Python is this one."""
+    """The code, installed once below `folder`, for nodes whose Python is this one. Several processes may share the folder."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -49,7 +50,10 @@ class NodeCode:
 
     def _installed(self, data: bytes, digest: str) -> Path:
         place = self._folder / CACHE / f"{digest}.{sys.implementation.cache_tag}-{sys.hexversion:x}"
-        install(data, digest, str(place), safe=lambda _: None, complete=lambda _: False)
+        with open(self._folder / f"{digest}.lock", "w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not place.exists():  # it is renamed to this when it is complete
+                install(data, digest, str(place), safe=lambda _: None, complete=lambda _: False)
         return place
 
     def _copy(self, place: Path, home: Path) -> None:

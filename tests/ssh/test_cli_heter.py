@@ -139,6 +139,7 @@ def test_a_heter_trainer_that_fails_ends_the_job(site: Any) -> None:
     pair.gone()
 
 
+@pytest.mark.chaos  # tests/ssh/test_local_jobs.py runs it in every role, too
 def test_hello_runs_in_every_role(site: Any) -> None:
     pair = site(2)
     done = pair.inv("run", "-w", HELLO, "--mode", "ps-heter", "--all-ranks").ends(0)
