@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import signal
 import subprocess
 import threading
 import time
@@ -70,7 +71,7 @@ def test_a_copy_that_is_stuck_is_an_error(bench: Bench, slow: SlowNode) -> None:
     with pytest.raises(Unreachable, match="no answer to 'place' and no progress for 4 s"):
         node.client.agent.ask(request("place", **job.place_requests[0]), PATIENCE)
     assert node.ask("jobs")["jobs"], "the agent answers"
-    node.client.kill()
+    os.kill(node.client.pid, signal.SIGKILL)  # it would be in the copy for ten minutes
 
 
 def test_a_slow_copy_that_is_not_wanted_any_more_is_ended_and_removed(bench: Bench, slow: SlowNode) -> None:
