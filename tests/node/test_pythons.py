@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,7 +15,13 @@ from tests.node.harness import Bench, kill, pythons, until
 FOUND = pythons()
 
 
-@pytest.mark.parametrize("python", FOUND, ids=[f"{Path(path).parent.parent.name}-{Path(path).name}" for path in FOUND])
+def _case(path: str) -> Any:
+    """The oldest and the newest; those between with `make test-chaos`."""
+    marks = [] if path in (FOUND[0], FOUND[-1]) else [pytest.mark.chaos]
+    return pytest.param(path, id=f"{Path(path).parent.parent.name}-{Path(path).name}", marks=marks)
+
+
+@pytest.mark.parametrize("python", [_case(path) for path in FOUND])
 def test_job(bench: Bench, python: str) -> None:
     """Start, pservers listen, trainers, success; then one that is stopped, with a new guard, whose supervisor dies."""
     nodes = bench.nodes(2, python=python, LOSS_TIMEOUT=5)
