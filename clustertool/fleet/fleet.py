@@ -350,7 +350,8 @@ def not_listed(known: Sequence[Host], name: str = "") -> Unreachable:
     """
     if known and all(host.here for host in known):
         return Unreachable("is another machine, on which the job was typed, too", "type this command there", name)
-    return Unreachable("is no host of conf.py (any more)", "name it in HOSTS again", name)
+    fix = "name it in HOSTS again, or leave out --only and --skip"
+    return Unreachable("is not among the hosts of this command", fix, name)
 
 
 def no_records(name: str) -> NotFound:

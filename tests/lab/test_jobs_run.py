@@ -51,7 +51,7 @@ def test_a_part_of_the_hosts(site):
     three.conf(HOSTS=["node2"])
     done = three.inv("stop").ends(69)
     assert done.lines() == [
-        f"job {job}: node1: did not answer: is no host of conf.py (any more)",
+        f"job {job}: node1: did not answer: is not among the hosts of this command",
         f"job {job}: node2: clean",
     ]
     three.gone()

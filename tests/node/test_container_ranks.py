@@ -37,7 +37,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.fixture(scope="module")
 def store(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
-    opened = {"podman": open_podman, "docker": open_docker}[request.param]
+    runtime = getattr(request, "param", "podman")  # other files of tests use the fixture without a parameter
+    opened = {"podman": open_podman, "docker": open_docker}[runtime]
     with opened(tmp_path_factory.mktemp("store")) as made:
         yield made
 

@@ -15,7 +15,7 @@ from clustertool.fleet import this_machine
 from clustertool.model.facts import Facts
 from clustertool.model.paths import BUNDLE, STEP_OUTPUT
 from clustertool.model.slurm.shell_allocation import ShellAllocation, for_srun, shell_allocation
-from clustertool.model.slurm.slurm_answers import RUNNING, SlurmJob
+from clustertool.model.slurm.slurm_answers import RUNNING, SlurmJob, read_output
 from clustertool.model.slurm.submit_script import SCRIPT
 
 _POLL = 0.2  # seconds between two questions to Slurm
@@ -77,7 +77,8 @@ class AllocationStep:
     def _refusal(self, slurm: SlurmHost) -> PreflightError:
         """Build the error for a srun that has ended before a node has joined, with its messages or its exit code.
 
-        The messages have at most 300 characters. The fix names the jobs that run in the allocation, if there are any.
+        The messages have at most 300 characters. The fix names the jobs that run in the allocation, if there are any. The code
+        is that of the task which srun names, as where Slurm has shown the step, else that of a PreflightError.
         """
         text = (self._folder / STEP_OUTPUT).read_text("utf-8", "replace")
         lines = [line.partition(": error: ")[2] or line for line in text.splitlines() if line.strip()]
@@ -86,7 +87,9 @@ class AllocationStep:
         others = ", ".join(filter(None, (step.clustertool_job for step in self._steps(slurm))))
         fix = f"the allocation has these jobs: {others}; wait for their end, or stop one" if others else ""
         fix = fix or f"squeue --steps --jobs={self._allocation.job} shows what runs in the allocation"
-        return PreflightError(f"srun: {what}", fix, slurm.name)
+        error = PreflightError(f"srun: {what}", fix, slurm.name)
+        error.code = read_output(text).code or error.code
+        return error
 
     def end(self, slurm: SlurmHost) -> None:
         """Send TERM to srun, and KILL if it has not ended 5 s later; then cancel the job's step, which goes on without srun.
