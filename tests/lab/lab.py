@@ -243,8 +243,14 @@ class Lab:
         self._end(boot)
 
     def start(self, i: int) -> None:
-        """Power on again: a new boot id, an empty /run and /dev/shm, the old home."""
+        """Power on again: a new boot id, an empty /run and /dev/shm, the old home.
+
+        Machines that still wait for its hardware address, which they asked for while it was off, ask again.
+        """
         self._power_on([i])
+        others = [boot.net for other, boot in self.boots.items() if other != i]
+        for net in [] if self.acquainted else [self.laptop_net, *others]:
+            _ip(net, f"neigh flush to {self.address(i)} dev eth0 nud incomplete")
 
     def cut(self, i: int) -> None:
         """Pull the cable. Everything on the node goes on."""
