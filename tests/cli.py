@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tests import forked
+from tests import forked, proc_files
 from tests.lab.lab import Lab
 from tests.ssh.sshd import USER, Keys, Sshd
 
@@ -551,12 +551,12 @@ def _carrying(signs: Mapping[int, Sequence[bytes]]) -> list[Process]:
 
 
 def _probe(node: int, pid: int) -> Iterator[Process]:
-    """The process, if it lives and is none of sshd's."""
+    """The process, if it lives, and is no stub and none of sshd's."""
     with contextlib.suppress(OSError):
         state = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[0]
         argv = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")[:-1]
         name = Path(f"/proc/{pid}/comm").read_text(errors="replace").strip()
-        if state not in "ZX" and name != "sshd" and not name.startswith("sshd-"):
+        if state not in "ZX" and name not in ("sshd", proc_files.STUB) and not name.startswith("sshd-"):
             yield Process(node, pid, tuple(argv), name)
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+STUB = "ct-stub"  # the name of a process in whose place another one is the agent (see forked_agents.py)
+
 
 def stat(pid: int) -> list[str]:
     """State, parent, ... of /proc/PID/stat; empty if there is no such process."""

@@ -1,8 +1,10 @@
 /* An interpreter of nodes that asks the server of tests/forked_agents.py for a fork, and ends as the fork ends. Where the server
-   refuses, or does not answer, it becomes the interpreter itself. SOCKET: of the server. PYTHON: the interpreter. */
+   refuses, or does not answer, it becomes the interpreter itself. SOCKET: of the server. PYTHON: the interpreter. NAME: of this
+   process while it waits. */
 
 #include <signal.h>
 #include <string.h>
+#include <sys/prctl.h>
 #include <sys/socket.h>
 #include <sys/un.h>
 #include <sys/wait.h>
@@ -42,6 +44,7 @@ int main(int count, char **arguments)
         execv(PYTHON, arguments);
         return 127;
     }
+    prctl(PR_SET_NAME, NAME);
     for (stream = 0; stream < 3; stream++)
         close(stream);
     if (recv(server, &status, sizeof status, 0) != sizeof status)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests import forked_agents
 from tests.cli import LabSite
 from tests.lab.lab import Lab, why_not
 from tests.node_code import NodeCode
@@ -22,7 +24,9 @@ def _factory(base: Path, code: NodeCode) -> Iterator[Callable[..., Lab]]:
         numbers = iter(range(1000))
 
         def make(n: int = 3, installed: bool = True, **options: Any) -> Lab:
-            made = labs.enter_context(Lab(n, base / f"lab{next(numbers)}", **options))
+            own = not installed or any(node.users for node in options.get("nodes", {}).values())
+            python = sys.executable if own else forked_agents.interpreter(code.place)
+            made = labs.enter_context(Lab(n, base / f"lab{next(numbers)}", python=python, **options))
             for home in {made.home(i) for i in range(n)} if installed else ():
                 code.put_into(home)
             return made
@@ -32,7 +36,10 @@ def _factory(base: Path, code: NodeCode) -> Iterator[Callable[..., Lab]]:
 
 @pytest.fixture
 def lab(tmp_path: Path, node_code: NodeCode) -> Iterator[Callable[..., Lab]]:
-    """`lab(4, shared_home=True) -> Lab`, as often as a test likes. installed=False: nodes have not been used before."""
+    """`lab(4, shared_home=True) -> Lab`, as often as a test likes. installed=False: nodes have not been used before.
+
+    The agents of nodes are forks, but for nodes that have not been used before, or have users of their own.
+    """
     with _factory(tmp_path, node_code) as make:
         yield make
 

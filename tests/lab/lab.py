@@ -108,7 +108,10 @@ class _Boot:
 
 
 class Lab:
-    """`n` nodes node0, node1, ... and a laptop on one switch. `nodes` tells what is special: {1: Node(hide=("rsync",))}."""
+    """`n` nodes node0, node1, ... and a laptop on one switch. `nodes` tells what is special: {1: Node(hide=("rsync",))}.
+
+    python: the Python of the nodes in conf(). Nodes have its folder if it is not this one.
+    """
 
     def __init__(
         self,
@@ -119,8 +122,10 @@ class Lab:
         mutual_ssh: bool = False,
         acquainted: bool = False,
         nodes: Mapping[int, Node] | None = None,
+        python: str = sys.executable,
     ) -> None:
         self.n = n
+        self.python = python
         self.dir = directory.resolve()
         self.shared_home = shared_home
         self.mutual_ssh = mutual_ssh
@@ -164,8 +169,8 @@ class Lab:
         return self._place("laptop", HOME)
 
     def conf(self, **keys: object) -> str:
-        """The text of a conf.py: all nodes by name and this Python. None takes a key out."""
-        values = {"HOSTS": [self.name(i) for i in range(self.n)], "USER": "root", "PYTHON": sys.executable, **keys}
+        """The text of a conf.py: all nodes by name and their Python. None takes a key out."""
+        values = {"HOSTS": [self.name(i) for i in range(self.n)], "USER": "root", "PYTHON": self.python, **keys}
         return "".join(f"{key} = {value!r}\n" for key, value in values.items() if value is not None)
 
     # -- commands
@@ -225,10 +230,11 @@ class Lab:
         return {"PATH": PATH, "HOME": str(HOME), "USER": "root", "LOGNAME": "root", "LANG": "C.UTF-8", **env}
 
     def processes(self, i: int) -> list[Process]:
-        """What lives on node i, its sshd included (but for an init of its own); empty while it is down."""
+        """What lives on node i, its sshd included (but for an init of its own, and stubs); empty while it is down."""
         alone = i in self.boots and self.special.get(i, Node()).init
         found = self._inside(self.boots[i]) if i in self.boots else []
-        return [process for process in found if not (alone and process.pid == self.boots[i].init)]
+        left = [process for process in found if not (alone and process.pid == self.boots[i].init)]
+        return [process for process in left if proc_files.comm(process.pid) != proc_files.STUB]
 
     def laptop_processes(self) -> list[Process]:
         """What the laptop runs now."""
@@ -463,7 +469,8 @@ class Lab:
 
     def _covers(self, owner: str, places: Iterable[Path], home: Path, *more: Path) -> list[tuple[Path, Path]]:
         """(what, where) to bind, in order: first what must stay visible goes into the covers, then the covers over all."""
-        kept = _topmost([REPO, Path(sys.prefix), Path(sys.base_prefix), *more])
+        python = [Path(self.python).parent] if self.python != sys.executable else []
+        kept = _topmost([REPO, Path(sys.prefix), Path(sys.base_prefix), *python, *more])
         inner, outer = [], []
         for place in sorted(places, key=lambda place: place in self.dir.parents):  # what hides the covers goes last
             cover = home if place == HOME else self._place(owner, place)

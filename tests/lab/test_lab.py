@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -12,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.lab.lab import HOME, LAPTOP, REPO, Lab, Node
+from tests.lab.lab import HOME, LAPTOP, REPO, Lab, Node, Process
 
 PING = ["ping", "-c1", "-W1", "-q"]
 
@@ -85,6 +86,41 @@ def test_processes_are_seen_from_outside(trio):
     assert trio.exec(0, ["sh", "-c", "ps ax | grep -c '[s]leep 1234'"]).stdout.strip() == "0"
     os.kill(pid, signal.SIGKILL)
     until(lambda: not sleeping(trio, 1, "1234"))
+
+
+FORK = """\
+import gc, os, sys
+spaces = [[os.readlink(f"/proc/{one}/ns/{kind}") for kind in sorted(os.listdir("/proc/1/ns"))] for one in ("1", "self")]
+print(gc.get_freeze_count() > 0, spaces[0] == spaces[1], os.getpid() == os.getsid(0), sorted(os.listdir("/proc/self/fd")))
+sys.stdout.flush()
+sys.stdin.read()"""
+
+
+def agents(lab: Lab, i: int) -> list[Process]:
+    """Processes of the node with the command line of an agent, but for its shell."""
+    return [process for process in lab.processes(i) if process.argv[:1] == (lab.python,)]
+
+
+def test_an_agent_that_is_a_fork_is_a_process_of_its_node(lab):
+    """It can be killed as a new process can, and the crash of the node ends it."""
+    one = lab(1)
+    if one.python == sys.executable:
+        pytest.skip("agents are new processes here")
+    argv = [one.python, "-ESs", "-c", FORK, "clustertool-agent", "its", "arguments"]
+    for crash in (False, True):
+        with one.laptop(["ssh", "node0", shlex.join(argv)], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as client:
+            shown = client.stdout.readline().decode()
+            assert shown.startswith("True True True ['0', '1', '2', "), shown
+            (agent,) = agents(one, 0)
+            assert agent.argv == tuple(argv) and agent.environ["SSH_CONNECTION"].startswith(LAPTOP)
+            if crash:
+                one.crash(0)
+                client.kill()
+            else:
+                os.kill(agent.pid, signal.SIGKILL)
+                assert client.wait(30) == 255
+                until(lambda: "clustertool-agent" not in say(one, 0, "ps ax"))
+            assert not alive(agent.pid)
 
 
 def test_a_cut_cable_and_a_healed_one(trio):
@@ -185,7 +221,7 @@ def test_the_text_of_a_conf_can_be_read(trio):
     exec(trio.conf(LOSS_TIMEOUT=3, USER=None), names)
     cluster = read_cluster({key: value for key, value in names.items() if key.isupper()})
     assert [host.host for host in cluster.hosts] == ["node0", "node1", "node2"]
-    assert (cluster.python, cluster.loss_timeout, cluster.user) == (sys.executable, 3.0, "")
+    assert (cluster.python, cluster.loss_timeout, cluster.user) == (trio.python, 3.0, "")
 
 
 def test_the_laptop_has_a_home_and_the_tests_files(trio, tmp_path):
