@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import socket
 import subprocess
 
 import pytest
@@ -12,6 +11,7 @@ import pytest
 from clustertool.node.supervisor.rank_process import allocation_variables
 from tests.cli import REPO
 from tests.frameworks.examples import find_venv
+from tests.free_ports import free_port
 
 TASK = {
     "SLURM_JOB_ID": "812",
@@ -35,8 +35,7 @@ def documented() -> str:
 def both(program: str) -> list[tuple[int, str]]:
     """The exit codes and the output of two ranks of a job in Slurm on this machine."""
     python = find_venv("mpi-allreduce+jax") / "bin/python"
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = str(server.getsockname()[1])
+    port = str(free_port())
     started = []
     for rank in ("0", "1"):
         variables = {"RANK": rank, "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import socket
 import subprocess
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -19,6 +18,7 @@ import pytest
 from tests.cli import USER, Done, LoopSite
 from tests.differences import TORCHRUN, listed
 from tests.frameworks.examples import TIMEOUT, activate
+from tests.free_ports import free_port
 
 PROGRAMS = Path(__file__).with_name("programs")
 SIMULATED = {"PYTHONPATH": str(PROGRAMS / "simulated")}
@@ -123,8 +123,7 @@ def torchrun(
     address: str = "127.0.0.1",
 ) -> list[subprocess.CompletedProcess[str]]:
     """One torchrun on each node, as its users start it by hand."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     options = ["--nproc-per-node", each, "--nnodes", nodes, "--master-addr", address, "--master-port", port]
     argv = [str(venv / "bin" / "torchrun"), *map(str, options)]
     launchers = [

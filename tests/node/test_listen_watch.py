@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,6 +11,7 @@ import pytest
 
 from clustertool.model.facts import read_facts
 from clustertool.node.ports import listeners
+from tests.free_ports import free_port
 from tests.node import programs as p
 from tests.node.harness import Bench, Job, Node, until
 
@@ -37,11 +37,9 @@ time.sleep(1000)
 
 
 @pytest.fixture
-def port() -> Iterator[int]:
+def port() -> int:
     """A port that is free on all addresses."""
-    with socket.create_server(("", 0)) as probe:
-        number = probe.getsockname()[1]
-    yield number
+    return free_port("")
 
 
 def server_job(bench: Bench, nodes: list[Node], port: int, at: str = "", then: str = "", **given: object) -> Job:

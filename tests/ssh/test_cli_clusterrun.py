@@ -12,6 +12,7 @@ import pytest
 
 from tests.cases import POLITE, STUBBORN, old_paddle, the_old_tools_sample
 from tests.cli import CLUSTERRUN, CLUSTERTOOL, lines_before
+from tests.free_ports import free_port
 
 TELLS = """
     import json, os, sys
@@ -136,8 +137,7 @@ def test_lists_of_endpoints_name_the_nodes(site):
     """fleetrun --servers=... --workers=... as its documents have it, in any order, trainers without ports."""
     pair = site(2)
     without_conf(pair, "ports")
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     a, b = (server.address for server in pair.servers)
     pair.workspace(
         ".",

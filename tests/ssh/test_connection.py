@@ -29,6 +29,7 @@ from clustertool.ssh.connection import SshLink
 from clustertool.ssh.parallel import each
 from clustertool.ssh.prompter import Prompter
 from clustertool.ssh.user_command import Commands, Kept
+from tests.free_ports import free_port
 from tests.ssh import sshd
 from tests.ssh.accounts import Host, Typist
 from tests.ssh.links import Delayed, close_all, forgotten, open_all, run_user_command, script
@@ -295,10 +296,7 @@ def _fails(cluster: Cluster) -> Unreachable:
 
 
 def test_nothing_listens(laptop: Path) -> None:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    assert "refuses connections" in _fails(_cluster(f"127.0.0.1:{port}")).what
+    assert "refuses connections" in _fails(_cluster(f"127.0.0.1:{free_port()}")).what
 
 
 def test_name_is_not_known(laptop: Path) -> None:
