@@ -219,6 +219,8 @@ def test_order_of_a_log_that_its_program_truncates(bench: Bench) -> None:
     job = bench.run(None, program)
     until(lambda: (job.dir() / ".clustertool/growth.jsonl").exists(), "the growth is written down")
     finish(job)
+    job.ended()
+    job.gone()  # what was truncated is saved a moment later
     client = job.nodes[0].open()
     stream = client.stream = _InOrder()
     end(job.follow(client=client, follow=False, by_time=True))
