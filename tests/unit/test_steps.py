@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from clustertool.model.job.progress import StepProgress, find_step
@@ -31,6 +33,13 @@ def test_lines_of_real_programs(line: str) -> None:
 )
 def test_what_is_no_progress(line: str) -> None:
     assert find_step(f"{line}\n") is None
+
+
+def test_a_line_of_spaces_takes_no_time() -> None:
+    """Three repeated spaces in a row took 13 s for a line of a kilobyte, in which no heartbeat was sent."""
+    began = time.thread_time()
+    assert find_step("step" + " " * 5000 + "\n") is find_step("epoch" + " " * 5000 + "\n") is None
+    assert time.thread_time() - began < 1.0
 
 
 def test_only_whole_lines_count() -> None:

@@ -8,7 +8,8 @@ from __future__ import annotations
 import re
 from typing import NamedTuple, Optional
 
-_NUMBER = r"""['"]?\s*[=:#]?\s*[\[(]?\s*"""
+_SPACE = r"\s{0,9}"  # not more: three in a row take the third power of their length
+_NUMBER = rf"""['"]?{_SPACE}[=:#]?{_SPACE}[\[(]?{_SPACE}"""
 _STEP = re.compile(rf"(?i)(?:\b|_)(?:step|iteration|iter|batch){_NUMBER}(\d{{1,15}})(?![\w.])")
 _BAR = re.compile(r"\|\s*(\d{1,15})/\d+ \[")
 _EPOCH = re.compile(rf"(?i)\bepoch{_NUMBER}(\d{{1,9}}(?:\.\d{{1,9}})?)")
