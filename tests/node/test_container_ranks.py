@@ -31,14 +31,14 @@ _WITH_PODMAN = (
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Give `store` its two runtimes; a file that uses the fixture imports this, too."""
     marks = [pytest.mark.chaos] if metafunc.function.__name__ in _WITH_PODMAN else []
     metafunc.parametrize("store", ["podman", pytest.param("docker", marks=marks)], indirect=True, scope="module")
 
 
 @pytest.fixture(scope="module")
 def store(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
-    runtime = getattr(request, "param", "podman")  # other files of tests use the fixture without a parameter
-    opened = {"podman": open_podman, "docker": open_docker}[runtime]
+    opened = {"podman": open_podman, "docker": open_docker}[request.param]
     with opened(tmp_path_factory.mktemp("store")) as made:
         yield made
 

@@ -1,4 +1,4 @@
-"""A program of `exec --in-job` inside a real container of podman: the rank's own user, folder and variables."""
+"""A program of `exec --in-job` inside a real container of podman or docker: the rank's own user, folder and variables."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from typing import Any
 from clustertool.node.agent import rank_session
 from tests.cli import REPO
 from tests.node.harness import Job, until
-from tests.node.test_container_ranks import contained, store
+from tests.node.test_container_ranks import contained, pytest_generate_tests, store
 
-__all__ = ["contained", "store"]  # fixtures
+__all__ = ["contained", "pytest_generate_tests", "store"]  # the fixtures, and what gives them their runtimes
 RANK = "id >id; pwd >where; env >env; umask >umask; echo ready; while [ ! -e end ]; do sleep 0.1; done"
 
 
