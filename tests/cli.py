@@ -553,10 +553,9 @@ def _carrying(signs: Mapping[int, Sequence[bytes]]) -> list[Process]:
 def _probe(node: int, pid: int) -> Iterator[Process]:
     """The process, if it lives, and is no stub and none of sshd's."""
     with contextlib.suppress(OSError):
-        state = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[0]
         argv = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")[:-1]
-        name = Path(f"/proc/{pid}/comm").read_text(errors="replace").strip()
-        if state not in "ZX" and name not in ("sshd", proc_files.STUB) and not name.startswith("sshd-"):
+        name = proc_files.comm(pid)
+        if proc_files.state(pid) not in "ZX" and name not in ("sshd", proc_files.STUB) and not name.startswith("sshd-"):
             yield Process(node, pid, tuple(argv), name)
 
 

@@ -140,6 +140,21 @@ class Starter:
         }
         return self.send(request, [*streams, *([] if network is None else [network])])
 
+    def start_with_pipes(
+        self, argv: Sequence[str], cwd: Path, env: Mapping[str, str], buffering: int = -1, inside: int = 0
+    ) -> Forked:
+        """Start a command whose standard streams are pipes. buffering: of our ends, as of open(). inside: see start()."""
+        stdin, stdout, stderr = os.pipe(), os.pipe(), os.pipe()
+        theirs = (stdin[0], stdout[1], stderr[1])
+        try:
+            process = self.start(argv, cwd, env, theirs, inside=inside)
+        finally:
+            for descriptor in theirs:
+                os.close(descriptor)
+        process.stdin = os.fdopen(stdin[1], "wb", buffering)
+        process.stdout, process.stderr = os.fdopen(stdout[0], "rb", buffering), os.fdopen(stderr[0], "rb", buffering)
+        return process
+
     def send(self, request: Mapping[str, Any], descriptors: Sequence[int]) -> Forked:
         """Send a request with these descriptors, and return the process that the server has forked for it."""
         with self._lock:
@@ -182,16 +197,7 @@ def start_joining(argv: Sequence[str], env: Mapping[str, str], cwd: Path | None 
     """Start a joining process, whose standard streams are pipes. inside: see Starter.start."""
     if not _starter_of_joining:
         _starter_of_joining.append(Starter("-ESs", kind=JOIN))
-    stdin, stdout, stderr = os.pipe(), os.pipe(), os.pipe()
-    theirs = (stdin[0], stdout[1], stderr[1])
-    try:
-        process = _starter_of_joining[0].start(argv, cwd or Path.cwd(), env, theirs, inside=inside)
-    finally:
-        for descriptor in theirs:
-            os.close(descriptor)
-    process.stdin = os.fdopen(stdin[1], "wb")
-    process.stdout, process.stderr = os.fdopen(stdout[0], "rb"), os.fdopen(stderr[0], "rb")
-    return process
+    return _starter_of_joining[0].start_with_pipes(argv, cwd or Path.cwd(), env, inside=inside)
 
 
 def start(argv: Sequence[str], cwd: Path, env: Mapping[str, str], streams: Sequence[int], **options: Any) -> Forked:
@@ -215,13 +221,38 @@ def complete(
 # -- the server
 
 
-def serve(connection: socket.socket) -> tuple[dict[str, Any], list[int]]:
-    """Fork a child for each request. Returns in a child only: its request and its descriptors."""
+def restore_signals() -> None:
+    """Give SIGINT and SIGHUP what a new Python gives them; they may be ignored here (nohup, a shell's background)."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+
+def freeze() -> None:
+    """Exempt what is imported from the collections of garbage of forks, which would visit, and thereby copy, all of it."""
+    gc.collect()
+    gc.freeze()
+
+
+def watch_children() -> int:
+    """Return a descriptor that can be read when a child has ended."""
     woken, wake = os.pipe()
     for end in (woken, wake):
         os.set_blocking(end, False)
     signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
+    return woken
+
+
+def forget_children() -> None:
+    """Undo watch_children() in a fork."""
+    signal.set_wakeup_fd(-1)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+
+
+def serve(connection: socket.socket) -> tuple[dict[str, Any], list[int]]:
+    """Fork a child for each request. Returns in a child only: its request and its descriptors."""
+    freeze()
+    woken = watch_children()
     while True:
         ready, _, _ = select.select([connection, woken], [], [])
         if woken in ready:
@@ -235,8 +266,8 @@ def serve(connection: socket.socket) -> tuple[dict[str, Any], list[int]]:
             sys.exit(0)  # the tests have ended; PDEATHSIG ends the commands
         pid = os.fork()
         if pid == 0:
-            signal.set_wakeup_fd(-1)
-            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            forget_children()
+            connection.detach()  # the fork closes all descriptors but its own
             return json.loads(data), descriptors
         connection.send(json.dumps([pid, None]).encode())
         for descriptor in descriptors:
@@ -520,16 +551,10 @@ def _write_compiled_bundle(join: Any) -> bytes:
 
 def main() -> NoReturn:
     connection, kind = socket.socket(fileno=int(sys.argv[1])), sys.argv[2]
-    for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
-        signal.signal(
-            number, handler
-        )  # they may be ignored here (nohup, a shell's background), and the tool goes on with that
+    restore_signals()  # before the imports: the tool goes on with what it finds
     _import_all(kind)
-    gc.collect()
-    gc.freeze()  # what is imported is no garbage of a command, which would visit, and thereby copy, all of it
     assert threading.active_count() == 1, threading.enumerate()
     request, descriptors = serve(connection)
-    connection.detach()
     become(request, descriptors, kind)
     run_to_end(lambda: run(request["argv"], kind))
 

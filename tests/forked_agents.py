@@ -16,7 +16,6 @@ import atexit
 import contextlib
 import ctypes
 import functools
-import gc
 import importlib
 import importlib.machinery
 import os
@@ -64,16 +63,7 @@ def start(argv: Sequence[str], env: Mapping[str, str], place: Path) -> forked.Fo
     if str(place) not in _starters:
         server = {"PATH": os.environ["PATH"], "LANG": "C.UTF-8"}
         _starters[str(place)] = forked.Starter("-ESs", kind=str(place), program=__file__, env=server)
-    stdin, stdout, stderr = os.pipe(), os.pipe(), os.pipe()
-    theirs = (stdin[0], stdout[1], stderr[1])
-    try:
-        process = _starters[str(place)].start(argv, Path("/"), env, theirs)
-    finally:
-        for descriptor in theirs:
-            os.close(descriptor)
-    process.stdin = os.fdopen(stdin[1], "wb", 0)
-    process.stdout, process.stderr = os.fdopen(stdout[0], "rb", 0), os.fdopen(stderr[0], "rb", 0)
-    return process
+    return _starters[str(place)].start_with_pipes(argv, Path("/"), env, buffering=0)
 
 
 @functools.cache
@@ -217,16 +207,13 @@ class Stubs:
         self._connected: dict[int, socket.socket] = {}  # by descriptor
         self._forks: dict[int, int] = {}  # descriptor by pid
         self._poll = select.poll()
-        self._woken, self._wake = os.pipe()
-        for one in (self._woken, self._wake):
-            os.set_blocking(one, False)
+        self._woken = forked.watch_children()
         for one in (self._woken, end, listener.fileno()):
             self._poll.register(one, select.POLLIN)
-        signal.signal(signal.SIGCHLD, lambda *_: None)
-        signal.set_wakeup_fd(self._wake, warn_on_full_buffer=False)
 
     def serve(self) -> tuple[dict[str, Any], list[int]]:
         """Returns in a fork only."""
+        forked.freeze()
         while True:
             ready = [descriptor for descriptor, _ in self._poll.poll()]
             if self._end in ready:
@@ -253,8 +240,7 @@ class Stubs:
         entered = request["entered"] if request else {}
         pid = self._fork(entered) if request else -1
         if request and pid == 0:
-            signal.set_wakeup_fd(-1)
-            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            forked.forget_children()
             for one in (self._listener, *self._connected.values()):
                 one.detach()  # become() closes them
             return request, streams
@@ -299,12 +285,9 @@ class Stubs:
 def main() -> NoReturn:
     """argv: the descriptor of the socket, the node's code, and, of a server of stubs, the descriptor that ends it."""
     connection, place = socket.socket(fileno=int(sys.argv[1])), sys.argv[2]
-    for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
-        signal.signal(number, handler)
+    forked.restore_signals()
     del sys.path[0]
     sys.meta_path.insert(0, Imported(place))  # type: ignore[arg-type]
-    gc.collect()
-    gc.freeze()  # what is imported is no garbage of an agent, which would visit, and thereby copy, all of it
     if len(sys.argv) > 3:
         request, descriptors = Stubs(connection, int(sys.argv[3])).serve()
         if not os.getuid():
@@ -314,7 +297,6 @@ def main() -> NoReturn:
                 _enter(request["entered"][kind])
     else:
         request, descriptors = forked.serve(connection)
-        connection.detach()
     forked.become(request, descriptors, forked.JOIN)
     if "umask" in request:
         os.umask(request["umask"])

@@ -8,7 +8,6 @@ command line as for a new process, and modules that are not imported yet come fr
 from __future__ import annotations
 
 import ctypes
-import gc
 import importlib
 import os
 import pkgutil
@@ -53,16 +52,12 @@ def start(request: Mapping[str, Any], streams: Sequence[int]) -> forked.Forked:
 
 def main() -> NoReturn:
     connection = socket.socket(fileno=int(sys.argv[1]))
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    forked.restore_signals()
     for package in ("clustertool.node", "clustertool.model"):
         for module in pkgutil.walk_packages(importlib.import_module(package).__path__, f"{package}."):
             if not module.name.startswith("clustertool.node.probe."):  # some are programs
                 importlib.import_module(module.name)
-    gc.collect()
-    gc.freeze()
     request, descriptors = forked.serve(connection)
-    connection.detach()
     _LIBC.prctl(forked.PR_SET_PDEATHSIG, signal.SIGKILL)
     os.setsid()
     for number, descriptor in enumerate(descriptors):

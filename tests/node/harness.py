@@ -203,7 +203,7 @@ class Channel:
         self._listener.join(PATIENCE)
 
 
-def _start(argv: Sequence[str], env: Mapping[str, str]) -> subprocess.Popen[bytes] | forked.Forked:
+def _start(argv: Sequence[str], env: Mapping[str, str]) -> subprocess.Popen[bytes]:
     pipe = subprocess.PIPE
     streams: dict[str, Any] = {"stdin": pipe, "stdout": pipe, "stderr": pipe, "bufsize": 0}
     return subprocess.Popen(argv, env=dict(env), cwd="/", start_new_session=True, **streams)
