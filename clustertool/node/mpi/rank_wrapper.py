@@ -5,6 +5,7 @@
    as it does any other: with exact exit code, signal and use of CPU and memory.
 3. It registers the rank. Only then the rank's program begins.
 4. It waits until the supervisor answers that the rank has ended, and ends in the same way: mpirun takes this as the rank's end.
+   A rank that has failed or was stopped gets no answer: this process then stays until the supervisor ends.
 
 The rank stays in the process group of this process, which mpirun signals. It keeps descriptors that it has from mpirun (PMI_FD
 of MPICH). This process keeps them open as well: mpirun learns of the rank's end by the answer in step 4, and not before.
