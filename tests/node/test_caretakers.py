@@ -33,11 +33,12 @@ TREES = {
 
 
 def started(bench: Bench, program: Any, nodes: int = 1, per_node: int = 1) -> Job:
-    """A job whose every process is in the book."""
+    """A job whose every process is in the book. Its supervisor has sent heartbeats: before the first the guard waits 30 s."""
     job = bench.run(bench.nodes(nodes, LOSS_TIMEOUT=2), program, per_node=per_node).ready()
     for process in job.plan.processes:
         node, rank = process.node, process.rank
-        until(lambda node=node, rank=rank: job.seen(node) >= set(job.reported(rank)), "all are in the book")
+        of_rank = {job.rank(rank), *job.reported(rank)}
+        until(lambda node=node, of_rank=of_rank: job.seen(node) >= of_rank, "all are in the book")
     return job
 
 
