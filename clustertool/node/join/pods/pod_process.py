@@ -39,6 +39,7 @@ NAME = "ct-pod"
 _TICK = 0.2
 _LEFT = 20.0  # seconds for the guard of a supervisor that has died, and for what else is left
 _DRAIN = 20.0  # seconds for the rest of the logs: a reader of stdout may be slow
+_ANSWER = 0.5  # seconds for the answer to a release
 _ASKED = 5.0  # both, in a pod that is to end
 _LARGEST = 1 << 20  # bytes of a report
 _MOST_RECORD = 4 << 20  # bytes of a file of records: its first line, and its end
@@ -227,6 +228,8 @@ class PodProcess:
         self._wait_until(signals, lambda: self._asked or os.path.exists(released), seconds)
         how = "released" if os.path.exists(released) else "ended by Kubernetes" if self._asked else "not fetched"
         _write_note(f"{how} after {human_seconds(time.monotonic() - began)}")
+        if how == "released":  # the end of the pod kills the agent, which still answers
+            self._wait_until(signals, lambda: self._asked, _ANSWER)
 
 
 def _write_note(text: str) -> None:
