@@ -32,7 +32,7 @@ from clustertool.model.wire import answers
 from clustertool.model.wire.frames import Decoder, FrameError, Header, encode
 from clustertool.model.wire.messages import Answered, Request
 from clustertool.model.wire.stream_messages import ClosedFrame, RelayOrder, RelayReport, StreamFrame
-from clustertool.ssh.channel import SHELL_FIX, Greeting, discard, seconds_for
+from clustertool.ssh.channel import SHELL_FIX, Greeting, discard, ended_by_loss, seconds_for
 
 Sink = Callable[[int, StreamFrame, bytes], None]
 _WINDOW = 8 << 20  # what may be on its way to us unread: bounds the laptop's memory
@@ -130,12 +130,17 @@ class AgentClient:
         self._rest = greeting.rest
 
     def _start_line(self, cluster: Cluster, greeting: Greeting) -> str:
-        """Read the next line of the start. Raises NoPython where there is no Python, an old one, or one that does not run."""
+        """Read the next line of the start.
+
+        Raises NoPython where there is no Python, an old one, or one that does not run, and Unreachable for a lost connection.
+        """
         fix = "install Python 3.8 or newer on the node, or set PYTHON in conf.py (`python` in HOSTS for one node)"
         python = cluster.python_of(self.host)
         try:
             line = greeting.line()
         except (EOFError, ConnectionResetError):  # reset: it has ended with its stdin unread
+            if ended_by_loss(self._channel, self.link):
+                raise self.link.lost("the connection was lost") from None
             output = self._stderr_line(_ERROR_WAIT)
             what = f"{python} did not run{': ' + output if output else ''}"
             raise NoPython(what, fix, self.host.name) from None

@@ -244,6 +244,17 @@ class Greeting:
         return PreflightError(what, SHELL_FIX, self._node)
 
 
+def ended_by_loss(channel: Any, link: Shells) -> bool:
+    """Check whether a channel has ended because the connection was lost: it has no exit code, and the link is not alive.
+
+    Waits up to 0.5 s for either: paramiko closes the channels of a lost connection before it counts as lost.
+    """
+    end = time.monotonic() + _ENDING
+    while channel.exit_status < 0 and link.alive and time.monotonic() < end:
+        time.sleep(_TURN)
+    return channel.exit_status < 0 and not link.alive
+
+
 # -- what a link offers ------------------------------------------------------------------------------------------------
 
 

@@ -25,6 +25,7 @@ from clustertool.ssh.channel import (
     Shells,
     collect_output,
     discard,
+    ended_by_loss,
     guarded,
     late_login,
     seconds_for,
@@ -196,9 +197,9 @@ class Commands:
             discard(channel)
             with self._lock:
                 self.running.pop(channel, None)
-        code = int(channel.exit_status)
-        if code < 0 and not link.alive:
+        if ended_by_loss(channel, link):
             raise link.lost("the connection was lost")
+        code = int(channel.exit_status)
         if not streams[0].begun:
             tail = (streams[0].before + streams[1].before)[-_TAIL:].decode(errors="replace").strip()
             what, fix = link.no_shell

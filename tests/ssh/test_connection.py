@@ -13,6 +13,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +23,10 @@ from cryptography.hazmat.primitives.asymmetric import ed25519
 from paramiko.common import cMSG_CHANNEL_DATA, cMSG_CHANNEL_EOF
 
 from clustertool.errors import AuthError, Interrupted, PreflightError, TimedOut, Unreachable, UsageError
+from clustertool.fleet.agent_client import AgentClient
 from clustertool.fleet.transfer.rsync_session import Pipe
 from clustertool.model.config.cluster import Cluster, read_cluster
-from clustertool.ssh.channel import KEEP
+from clustertool.ssh.channel import KEEP, ended_by_loss
 from clustertool.ssh.connection import SshLink
 from clustertool.ssh.parallel import each
 from clustertool.ssh.prompter import Prompter
@@ -244,6 +246,33 @@ def test_node_that_dies_while_a_command_runs(cluster_of: Any) -> None:
     with pytest.raises(Unreachable):
         link.channel()
     link.close()
+
+
+def test_node_that_dies_while_the_agent_starts(cluster_of: Any, tmp_path: Path) -> None:
+    """That is no fault of its Python."""
+    (python := tmp_path / "python").write_text("#!/bin/sh\n: > ${0%/*}/begun\nexec sleep 100\n")
+    python.chmod(0o755)
+    cluster, (server,) = cluster_of(1, PYTHON=str(python))
+
+    def stop() -> None:
+        until((tmp_path / "begun").exists)
+        server.stop()
+
+    with SshLink(cluster.hosts[0], cluster) as link, ThreadPoolExecutor() as pool:
+        stopped = pool.submit(stop)
+        with pytest.raises(Unreachable, match="the connection was lost"):
+            AgentClient.open(link, cluster.hosts[0], cluster)
+        stopped.result()
+
+
+def test_connection_that_ends_after_its_channels(link: SshLink) -> None:
+    """For the moment between the two no channel may be called one whose program has ended."""
+    channel = link.channel()
+    channel._unlink()  # as paramiko does
+    threading.Timer(0.1, link.close).start()
+    assert ended_by_loss(channel, link)
+    channel.exit_status = 1
+    assert not ended_by_loss(channel, link), "a program that has ended is not lost"
 
 
 def test_too_many_sessions_on_one_connection(cluster_of: Any) -> None:

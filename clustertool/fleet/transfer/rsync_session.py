@@ -28,7 +28,7 @@ from typing import IO
 from clustertool.errors import ClustertoolError, DispatchError, NotFound, PreflightError
 from clustertool.fleet.this_machine import Link
 from clustertool.model.hints import PROGRAM
-from clustertool.ssh.channel import BROKEN, KEEP, Greeting, discard
+from clustertool.ssh.channel import BROKEN, KEEP, Greeting, discard, ended_by_loss
 from clustertool.ssh.dial import end_group, signal_group
 
 SLICE = 0.05  # seconds between two calls of `check` and tests of the connection
@@ -141,7 +141,7 @@ class Pipe:
             greeting.start(b"printf %s >&2\n%s" % (self._mark, script))
             self.channel.settimeout(None)
         except EOFError:
-            if not link.alive:
+            if ended_by_loss(self.channel, link):
                 raise link.lost("the connection was lost") from None
             raise PreflightError(greeting.ended(), link.no_shell[1], link.node) from None
         except BROKEN as error:
@@ -277,7 +277,7 @@ class _Session:
             if sign in text:
                 line = next(line for line in text.splitlines() if sign in line)
                 return DispatchError(f"{what}: {line.strip()}", fix, node)
-        if not self.link.alive:
+        if not self.link.alive or (self.pipe and ended_by_loss(self.pipe.channel, self.link)):
             return self.link.lost(f"the connection was lost while files were copied: {last}")
         return DispatchError(f"rsync failed (code {code}): {last}", "correct this and try again", node)
 
