@@ -30,7 +30,7 @@ import tempfile
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -65,6 +65,7 @@ PrintMotd no
 PrintLastLog no
 MaxStartups 4096
 MaxSessions 4096
+KexAlgorithms -sntrup*
 Subsystem sftp internal-sftp
 """
 
@@ -246,7 +247,7 @@ class Lab:
         """Cut the power: the cable is silent first, so no peer gets as much as a goodbye from its kernel."""
         boot = self.boots.pop(i)
         _ip(self.switch, f"link del p{i}")
-        self._end(boot)
+        self._end([boot])
 
     def start(self, i: int) -> None:
         """Power on again: a new boot id, an empty /run and /dev/shm, the old home.
@@ -333,15 +334,7 @@ class Lab:
         if self.closed:
             return
         self.closed = True
-        left: list[Process] = []
-        for boot in self.boots.values():  # all at once, they need not wait for one another
-            _signal(boot.init or boot.process.pid, signal.SIGKILL)
-        for boot in self.boots.values():
-            left += self._end(boot)
-        for net in (getattr(self, "laptop_net", -1), getattr(self, "switch", -1)):
-            left += _kill_all(lambda net=net: _of_namespace("net", net) if net >= 0 else [])  # type: ignore[misc]
-            if net >= 0:
-                os.close(net)
+        left = self._end(self.boots.values(), (getattr(self, "laptop_net", -1), getattr(self, "switch", -1)))
         self._remove_cgroups()
         mounts = [line for line in Path("/proc/self/mountinfo").read_text().splitlines() if str(self.dir) in line]
         assert not mounts, f"mounts are left (so {self.dir} was not removed): {mounts}"
@@ -391,7 +384,7 @@ class Lab:
         ssh.mkdir(mode=0o700, parents=True)
         self._give_keys(ssh)
         binds = [*self._covers("laptop", (HOME,), self.laptop_home), (etc / "hosts", Path("/etc/hosts"))]
-        _write(etc / "init", "\n".join(["set -e", *map(_bind, binds), 'cd "$(pwd -P)"', 'exec "$@"']) + "\n")
+        _write(etc / "init", "\n".join(["set -e", _mount(etc / "mounts", binds), 'cd "$(pwd -P)"', 'exec "$@"']) + "\n")
 
     def _make_node(self, i: int) -> None:
         name, special = self.name(i), self.special.get(i, Node())
@@ -436,14 +429,18 @@ class Lab:
         if locked or special.users:  # a locked root could not log in
             binds += _accounts(etc, special.users)
         binds += special.binds
+        binds = [bind for bind in binds if bind[1].exists()]
+        hidden = []
+        if special.hide:
+            hidden = [_mount(etc / "binds", binds), *_without(self.dir / name / "hidden", special.hide)]
+            binds = []
         lines = [
             "set -e",
-            f"hostname {name}",
+            f"echo {name} >/proc/sys/kernel/hostname",
             *self._sys(name, special),
             f"ip -batch {shlex.quote(str(etc / 'net'))}",
-            *(_bind(bind) for bind in binds if bind[1].exists()),
-            *(_without(self.dir / name / "hidden", special.hide) if special.hide else ()),
-            *map(_bind, self._covers(name, PRIVATE, home, etc)),
+            *hidden,
+            _mount(etc / "mounts", [*binds, *self._covers(name, PRIVATE, home, etc)]),
         ]
         if special.disk:
             root_dir = f"{HOME}/clustertool"
@@ -455,7 +452,7 @@ class Lab:
         lines += special.commands
         sshd = f"{shutil.which('sshd', path=PATH)} -D -e -f {shlex.quote(str(etc / 'sshd_config'))}"
         last = [f"{sshd} &", "exec sleep infinity"] if special.init else [f"exec {sshd}"]
-        return "\n".join([*lines, "mkdir -p -m 755 /run/sshd", *last]) + "\n"
+        return "\n".join([*lines, *last]) + "\n"
 
     def _sys(self, name: str, special: Node) -> list[str]:
         """The sysfs of the node's network hides the machine's cgroups, which are moved there then."""
@@ -500,6 +497,7 @@ class Lab:
         for wiped in WIPED:
             for path in (self.dir / name / wiped).iterdir():
                 _remove(path)
+        (self._place(name, Path("/run")) / "sshd").mkdir(mode=0o755)
         _write(self.dir / name / "etc/boot_id", f"{uuid.uuid4()}\n")
         enter = [
             "nsenter",
@@ -512,7 +510,7 @@ class Lab:
             "--mount-proc",
             "--kill-child=KILL",
         ]
-        with (self.dir / name / "log").open("ab") as log:
+        with (self.dir / name / "log").open("wb") as log:
             return subprocess.Popen(
                 [*_dies_with_us(), *enter, "sh", str(self.dir / name / "etc/init")],
                 cwd="/",
@@ -524,28 +522,36 @@ class Lab:
             )
 
     def _await(self, i: int, boot: _Boot) -> None:
-        """Up is: port 22 listens in the node's own network."""
-        deadline = time.monotonic() + WAIT
-        while not (boot.init and _listens(boot.init)):
+        """Up is: its sshd has reported that port 22 listens. To read that from /proc takes 4 ms."""
+        deadline, log = time.monotonic() + WAIT, self.dir / self.name(i) / "log"
+        while b"Server listening on 0.0.0.0 port 22." not in (output := log.read_bytes()):
             if boot.process.poll() is not None or time.monotonic() > deadline:
-                log = (self.dir / self.name(i) / "log").read_text(errors="replace").strip()
-                raise LabError(f"{self.name(i)} does not start: {log or 'it says nothing'}")
-            boot.init = boot.init or _child(boot.process.pid)
+                text = output.decode(errors="replace").strip()
+                raise LabError(f"{self.name(i)} does not start: {text or 'it says nothing'}")
             time.sleep(0.002)
+        boot.init = _child(boot.process.pid)
         boot.pids = os.open(f"/proc/{boot.init}/ns/pid", os.O_RDONLY)
 
     def _inside(self, boot: _Boot) -> list[Process]:
         return _of_namespace("pid", boot.pids) if boot.pids >= 0 else []
 
-    def _end(self, boot: _Boot) -> list[Process]:
-        """Kill a node's first process, which takes all others along; what is left of them (nothing, then)."""
-        if hasattr(boot, "process"):
-            _signal(boot.init or boot.process.pid, signal.SIGKILL)
-            boot.process.wait(WAIT)
-        left = _kill_all(lambda: self._inside(boot) + _of_namespace("net", boot.net))
-        for descriptor in (boot.net, boot.pids):
-            if descriptor >= 0:
-                os.close(descriptor)
+    def _end(self, boots: Collection[_Boot], networks: Iterable[int] = ()) -> list[Process]:
+        """Kill the first processes of nodes, which take all others along; what is left of them (nothing, then).
+
+        networks: descriptors of further namespaces, whose processes are killed too. All descriptors are closed.
+        """
+        for boot in boots:  # all at once, they need not wait for one another
+            if hasattr(boot, "process"):
+                _signal(boot.init or boot.process.pid, signal.SIGKILL)
+        for boot in boots:
+            if hasattr(boot, "process"):
+                boot.process.wait(WAIT)
+        networks = [*networks, *(boot.net for boot in boots)]
+        descriptors = {"net": networks, "pid": [boot.pids for boot in boots]}
+        namespaces = {kind: [one for one in found if one >= 0] for kind, found in descriptors.items()}
+        left = _kill_all(lambda: _of_namespaces(namespaces))
+        for descriptor in (one for found in namespaces.values() for one in found):
+            os.close(descriptor)
         return left
 
     # -- small files
@@ -653,11 +659,18 @@ def _dies_with_us() -> list[str]:
 
 def _of_namespace(kind: str, descriptor: int) -> list[Process]:
     """The living processes of a namespace we hold (its number is that of no other process as long as we do)."""
-    number = os.fstat(descriptor).st_ino
+    return _of_namespaces({kind: [descriptor]})
+
+
+def _of_namespaces(namespaces: Mapping[str, Sequence[int]]) -> list[Process]:
+    """The same of several ones, by kind. One pass through the processes of the machine takes 1 ms."""
+    numbers = {
+        kind: {os.fstat(descriptor).st_ino for descriptor in found} for kind, found in namespaces.items() if found
+    }
     found = []
-    for name in os.listdir("/proc"):
+    for name in filter(str.isdigit, os.listdir("/proc")):
         try:
-            if name.isdigit() and os.stat(f"/proc/{name}/ns/{kind}").st_ino == number:
+            if any(os.stat(f"/proc/{name}/ns/{kind}").st_ino in numbers[kind] for kind in numbers):
                 found.append(_process(int(name)))
         except (
             FileNotFoundError,
@@ -675,9 +688,8 @@ def _process(pid: int) -> Process:
 
 
 def _child(pid: int) -> int:
-    """The only child of a process, 0 if there is none yet."""
-    numbers = (int(name) for name in os.listdir("/proc") if name.isdigit())
-    return next((number for number in numbers if proc_files.stat(number)[1:2] == [str(pid)]), 0)
+    """The only child of a process."""
+    return int(Path(f"/proc/{pid}/task/{pid}/children").read_text())
 
 
 def _listens(pid: int) -> bool:
@@ -733,8 +745,11 @@ def _discipline(device: str, rate: str | None) -> list[str]:
     return ["replace", "dev", device, "root", "tbf", "rate", rate, "burst", "128kb", "latency", "100ms"]
 
 
-def _bind(pair: tuple[Path, Path]) -> str:
-    return f"mount --rbind {shlex.quote(str(pair[0]))} {shlex.quote(str(pair[1]))}"
+def _mount(table: Path, binds: Iterable[tuple[Path, Path]]) -> str:
+    """Write a table of binds (what, where), in order; the command that makes them. One command for each takes 1.3 ms."""
+    fields = [[str(path).replace(" ", "\\040") for path in bind] for bind in binds]
+    _write(table, "".join(f"{what} {where} none rbind\n" for what, where in fields))
+    return f"mount -a -T {shlex.quote(str(table))}"
 
 
 def _without(space: Path, programs: Sequence[str]) -> list[str]:
