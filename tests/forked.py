@@ -534,11 +534,26 @@ def _import_all(kind: str) -> None:
                 importlib.import_module(module.name)
     importlib.import_module("clustertool.node.join.main")
     importlib.import_module("invoke.main")
+    _fill_caches()
     parts = {"Popen": JoinFork, "PIPE": subprocess.PIPE, "TimeoutExpired": subprocess.TimeoutExpired}
     sys.modules["clustertool.fleet.joining.join_process"].subprocess = types.SimpleNamespace(**parts)  # type: ignore[attr-defined]
     bundles = sys.modules["clustertool.fleet.joining.join_bundle"]
     with_compiled = types.SimpleNamespace(**{**vars(bundles), "content": _write_compiled_bundle})
     sys.modules["clustertool.engines.slurm.slurm_start"].join_bundle = with_compiled  # type: ignore[attr-defined]
+
+
+def _fill_caches() -> None:
+    """Compute what each command would compute anew, and what depends on the package alone."""
+    from clustertool.fleet import node_bundle
+    from clustertool.fleet.joining import join_process
+    from clustertool.model.shape import check_of
+    from clustertool.model.wire import answers
+
+    node_bundle.packed("need bz2")
+    join_process.digest()
+    for kind in answers._answer_types().values():
+        check_of(kind)
+    answers._frames()
 
 
 def _write_compiled_bundle(join: Any) -> bytes:

@@ -308,7 +308,7 @@ class Lab:
     def start_sshd(self, i: int) -> None:
         config = shlex.quote(str(self.dir / self.name(i) / "etc/sshd_config"))
         started = self.exec(
-            i, ["sh", "-c", f"setsid {shutil.which('sshd', path=PATH)} -D -e -f {config} >/dev/null 2>&1 &"]
+            i, ["sh", "-c", f"setsid {shutil.which('sshd', path=PATH)} -D -r -e -f {config} >/dev/null 2>&1 &"]
         )
         deadline = time.monotonic() + WAIT
         while started.returncode or not _listens(self.boots[i].init):
@@ -450,7 +450,7 @@ class Lab:
         if special.users:
             lines.append(f"install -m 644 {shlex.quote(str(etc / 'authorized_keys'))} /run/authorized_keys")
         lines += special.commands
-        sshd = f"{shutil.which('sshd', path=PATH)} -D -e -f {shlex.quote(str(etc / 'sshd_config'))}"
+        sshd = f"{shutil.which('sshd', path=PATH)} -D -r -e -f {shlex.quote(str(etc / 'sshd_config'))}"
         last = [f"{sshd} &", "exec sleep infinity"] if special.init else [f"exec {sshd}"]
         return "\n".join([*lines, *last]) + "\n"
 

@@ -22,6 +22,7 @@ from tests import proc_files
 SSHD = shutil.which("sshd", path=os.environ.get("PATH", "") + ":/usr/sbin:/usr/local/sbin")
 USER = pwd.getpwuid(os.getuid()).pw_name
 READS_BASHRC = pwd.getpwuid(os.getuid()).pw_shell.endswith("/bash")
+OPTIONS = ("-D", "-r", "-e")  # -r: a fork for each connection starts no new program, and takes two thirds of the time
 MARK = "CLUSTERTOOL_TEST_SSHD"  # in the environment of everything a server starts
 
 
@@ -177,7 +178,7 @@ def _spawn(address: str, dir: Path, keys: Sequence[Path], extra: Sequence[str], 
     (dir / "sshd_config").write_text("\n".join(lines) + "\n")
     with open(dir / "sshd.log", "wb") as log:
         process = subprocess.Popen(
-            [*around, str(SSHD), "-D", "-e", "-f", str(dir / "sshd_config")],
+            [*around, str(SSHD), *OPTIONS, "-f", str(dir / "sshd_config")],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
