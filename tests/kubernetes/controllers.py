@@ -7,9 +7,7 @@ import threading
 import uuid
 from typing import Any
 
-from kubernetes.utils.quantity import parse_quantity
-
-from tests.kubernetes.api_store import FOREGROUND, OVER, ApiError, Obj, Store, now, owners, requested
+from tests.kubernetes.api_store import FOREGROUND, OVER, ApiError, Obj, Store, now, owners, parse_quantity, requested
 from tests.kubernetes.containers import Container, Runtime
 
 JOB, SETS = "batch.kubernetes.io", "jobset.sigs.k8s.io"

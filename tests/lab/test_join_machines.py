@@ -13,7 +13,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from clustertool import __version__
@@ -139,6 +138,8 @@ def losses(site: Any, node: int) -> tuple[int, str]:
 
 def model(site: Any) -> dict[str, bytes]:
     """The arrays of the model, which node 0 has written."""
+    import numpy as np  # not at the top: each worker would import it when it collects the tests
+
     with np.load(site.jobs(0)[0] / "output/model.npz") as file:
         return {name: file[name].tobytes() for name in file.files}
 

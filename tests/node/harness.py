@@ -622,6 +622,9 @@ def pythons() -> list[str]:
     """Every Python >= 3.8 that this machine has, one of each version."""
     found: dict[str, str] = {}
     for path in _candidates():
+        version = Path(path).name.removeprefix("python")
+        if version in found or version in ("2.7", "3.6", "3.7"):
+            continue  # each worker starts all others when it collects the tests
         code = "import sys; print('%d.%d' % sys.version_info[:2], int(sys.version_info >= (3, 8)))"
         done = subprocess.run(
             [path, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, check=False
@@ -630,6 +633,15 @@ def pythons() -> list[str]:
         if len(text) == 2 and text[1] == "1":
             found.setdefault(text[0], path)
     return [found[version] for version in sorted(found, key=lambda v: [int(n) for n in v.split(".")])]
+
+
+def python_cases() -> list[Any]:
+    """Parameters for each of them: the oldest and the newest; those between with `make test-chaos`."""
+    found = pythons()
+    outer = (found[0], found[-1])
+    import pytest
+
+    return [pytest.param(path, marks=[] if path in outer else [pytest.mark.chaos]) for path in found]
 
 
 def old_pythons() -> list[str]:
