@@ -257,29 +257,34 @@ def world(
 COLLECTIVE, PS, BOTH = ((0, 1), (0, 1)), ((1, 0), (0, 1)), ((1, 1), (0, 1))
 ALL = [
     world(COLLECTIVE, ("fail", "stop", "lost")),
-    world(COLLECTIVE, ("slow", "fail")),
     world(COLLECTIVE, ("fail", "fail"), max_restarts=1),
-    world(COLLECTIVE, ("fail", "lost"), max_restarts=1),
     world(COLLECTIVE, ("fail", "timeout"), max_restarts=1),
     world(((0, 2), (0, 1)), ("fail", "fail"), "continue"),
     world(((0, 2),), ("fail", "fail", "stop", "unasked"), max_restarts=2),
-    world(((0, 1), (0, 1), (0, 1)), ("fail",)),
     world(PS, ("fail", "fail"), max_restarts=1),
     world(PS, ("lost", "slow")),
     world(PS, ("unasked", "stop")),
     world(BOTH, ("fail",)),
     world(BOTH, ("unasked",)),
-    world(((1, 1),), ("fail", "stop", "timeout", "lost"), max_restarts=1),
     world(COLLECTIVE, ("signal", "lost")),
     world(((0, 2),), ("signal", "fail", "stop"), max_restarts=1),
     world(((1, 1, 1),), ("fail", "stop"), max_restarts=1),
     world(((1, 0, 1), (0, 1, 0)), ("fail", "lost")),
     world(((1, 1, 0), (0, 0, 1)), ("fail", "slow"), "continue"),
 ]
+# The worlds with the most orders, whose faults the others have in other pairs.
+FURTHER = [
+    world(COLLECTIVE, ("slow", "fail")),
+    world(COLLECTIVE, ("fail", "lost"), max_restarts=1),
+    world(((0, 1), (0, 1), (0, 1)), ("fail",)),
+    world(((1, 1),), ("fail", "stop", "timeout", "lost"), max_restarts=1),
+]
 
 
 @pytest.mark.parametrize(
-    "start", ALL, ids=lambda w: f"{len(w.nodes)}-{'-'.join(w.faults)}-{w.state.shape.max_restarts}"
+    "start",
+    [*ALL, *(pytest.param(further, marks=pytest.mark.chaos) for further in FURTHER)],
+    ids=lambda w: f"{len(w.nodes)}-{'-'.join(w.faults)}-{w.state.shape.max_restarts}",
 )
 def test_every_order_ends_in_one_right_verdict(start: World) -> None:
     seen, todo, ends = {start}, [start], 0  # a depth-first walk through all that can be
@@ -309,7 +314,7 @@ FAILURES = ("fail", "fail", "fail")
 FAULTS = (*FAILURES, "lost", "slow", "stop", "timeout", "unasked", "signal")
 
 
-@pytest.mark.parametrize("seeds", [range(120), pytest.param(range(120, 1000), marks=pytest.mark.chaos)], ids=str)
+@pytest.mark.parametrize("seeds", [range(70), pytest.param(range(70, 1000), marks=pytest.mark.chaos)], ids=str)
 @pytest.mark.parametrize("sizes, on_failure, max_restarts", LARGER)
 def test_random_orders_of_larger_jobs(
     sizes: tuple[tuple[int, ...], ...], on_failure: str, max_restarts: int, seeds: range

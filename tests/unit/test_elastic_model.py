@@ -76,14 +76,14 @@ def explored(
     return "", count
 
 
-@pytest.mark.parametrize("ticks", [8, pytest.param(14, marks=pytest.mark.chaos)])
+@pytest.mark.parametrize("ticks", [7, pytest.param(14, marks=pytest.mark.chaos)])
 def test_all_histories_of_three_running_nodes_with_two_faults(ticks: int) -> None:
     """The first one begins at once: all times of a job that runs are alike. A wrong rule is found after 7 to 11 ticks.
 
     Nodes 1 and 2 are alike, too: of the short histories, those whose first fault is on node 2 are left out.
     """
-    wrong, count = explored(running(3), ticks, at_once=True, nodes=2 if ticks == 8 else 3)
-    assert not wrong and count > 13_000, (wrong, count)
+    wrong, count = explored(running(3), ticks, at_once=True, nodes=2 if ticks == 7 else 3)
+    assert not wrong and count > 6000, (wrong, count)
 
 
 @pytest.mark.chaos
@@ -166,13 +166,13 @@ def check(seeds: Iterable[int]) -> int:
 
 
 def test_walks_of_five_nodes() -> None:
-    assert check(range(300)) > 900
+    assert check(range(120)) > 360
 
 
 @pytest.mark.chaos
 @pytest.mark.parametrize("tenth", range(10))
 def test_many_walks_of_five_nodes(tenth: int) -> None:
-    start = 300 + 10_000 * tenth
+    start = 120 + 10_000 * tenth
     check(range(start, start + 10_000))
 
 
@@ -241,7 +241,9 @@ def test_all_histories_of_three_nodes_with_a_store_and_one_fault() -> None:
     assert not found and count > 3000, (found, count)
 
 
+@pytest.mark.chaos
 def test_histories_of_three_nodes_with_a_store_and_two_faults() -> None:
+    """Walks of five nodes have several faults, too."""
     kinds = (m.CRASHED, m.ALONE, m.NO_STORE, m.FROZEN, m.HALF_WITH)
     found, count = explored_stored(stored(3), 20, kinds, every=5)
     assert not found and count > 10_000, (found, count)
@@ -292,7 +294,7 @@ def check_stored(seeds: Iterable[int]) -> int:
 
 
 def test_walks_of_five_nodes_with_a_store() -> None:
-    assert check_stored(range(100)) > 150
+    assert check_stored(range(60)) > 90
 
 
 def test_a_claim_that_was_made_from_an_older_record_is_given_up() -> None:
@@ -303,7 +305,7 @@ def test_a_claim_that_was_made_from_an_older_record_is_given_up() -> None:
 @pytest.mark.chaos
 @pytest.mark.parametrize("tenth", range(10))
 def test_many_walks_of_five_nodes_with_a_store(tenth: int) -> None:
-    check_stored(range(100 + 10_000 * tenth, 10_100 + 10_000 * tenth))
+    check_stored(range(60 + 10_000 * tenth, 10_060 + 10_000 * tenth))
 
 
 class TakesOverAtOnce(m.StoreTurn):

@@ -50,7 +50,7 @@ def test_a_payload_is_bytes_of_its_own() -> None:
     assert type(first) is bytes
 
 
-SENT = [({"n": 1}, bytes(range(256)) * 900), ({"n": 2}, b"small"), ({"n": 3}, b""), ({"n": 4}, b"z" * (1 << 16))]
+SENT = [({"n": 1}, bytes(range(256)) * 260), ({"n": 2}, b"small"), ({"n": 3}, b""), ({"n": 4}, b"z" * (1 << 16))]
 
 
 @pytest.mark.parametrize("step", [1, 7, 1 << 16, (1 << 16) + 1, 1 << 20])

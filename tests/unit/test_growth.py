@@ -24,7 +24,7 @@ def grow(seconds: float, logs: int, every: float = 0.5) -> tuple[bytes, int]:
     return bytes(data), max(most, len(data))
 
 
-@pytest.mark.parametrize("days, logs", [(1, 1), (0.2, 3)])
+@pytest.mark.parametrize("days, logs", [(0.3, 1), (0.1, 3), pytest.param(1, 1, marks=pytest.mark.chaos)])
 def test_a_job_without_end_has_a_bounded_file(days: float, logs: int) -> None:
     data, most = grow(days * DAY, logs)
     assert most < 500_000 * logs
