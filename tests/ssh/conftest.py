@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import shutil
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from clustertool.model.config.cluster import Cluster, read_cluster
-from tests import forked_agents
+from tests import forked, forked_agents
 from tests.cli import EmbeddedSite, LoopSite
 from tests.node_code import NodeCode
 from tests.ssh import sshd
 
 ClusterOf = Callable[..., "tuple[Cluster, list[sshd.Sshd]]"]
+EMBEDDED_COMMAND = Path(__file__).with_name("embedded_command.py")
 FIRST = 2  # 127.0.0.1 is for those who want to be alone there
 
 
@@ -115,10 +116,21 @@ def site(
         one.close()
 
 
+class ForkingSite(EmbeddedSite):
+    """An embedded cluster whose agents are forks, if the command that starts them is one, too. python: see forked_agents."""
+
+    def __init__(self, *args: Any, python: str) -> None:
+        super().__init__(*args)
+        self._python = python
+
+    def fork(self, argv: Sequence[str], env: Mapping[str, str], **options: Any) -> forked.Forked:
+        return super().fork([str(EMBEDDED_COMMAND), self._python, *argv], env, **options)
+
+
 @pytest.fixture
 def embedded(ssh_keys: sshd.Keys, node_code: NodeCode, laptop: Path, tmp_path: Path) -> Iterator[EmbeddedSite]:
-    """A folder without conf.py, and an embedded cluster of its own, whose nodes have the node's code."""
-    one = EmbeddedSite(tmp_path / "embedded", tmp_path / "state")
+    """A folder without conf.py, and an embedded cluster of its own, whose nodes have the node's code. Agents are forks."""
+    one = ForkingSite(tmp_path / "embedded", tmp_path / "state", python=forked_agents.interpreter(node_code.place))
     for node in range(one.count):
         node_code.put_into(one.home(node))
     yield one

@@ -7,8 +7,10 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests import forked_agents
 from tests.cli import HELLO, EmbeddedSite, until
 from tests.node_code import NodeCode
+from tests.ssh.conftest import ForkingSite
 
 LOGS = {"workerlog": "trainer", "serverlog": "pserver", "heterlog": "heter"}  # of each process one, workerlog.0
 
@@ -26,9 +28,10 @@ WAIT = """
 def local(tmp_path_factory: pytest.TempPathFactory, node_code: NodeCode) -> Iterator[EmbeddedSite]:
     """Start two nodes once for all jobs, and end them."""
     folder = tmp_path_factory.mktemp("local")
-    site = EmbeddedSite(folder / "site", folder / "state", 2)
+    site = ForkingSite(folder / "site", folder / "state", 2, python=forked_agents.interpreter(node_code.place))
     for node in range(site.count):
         node_code.put_into(site.home(node))
+        node_code.put_joining_into(site.home(node))
     site.clustertool("cluster.up", "--nodes", site.count).ends(0)
     yield site
     site.close()
