@@ -214,7 +214,7 @@ def test_next_to_the_embedded_cluster(embedded):
     """Without conf.py, run's jobs are on the embedded cluster and clusterrun's are here: other verbs find both."""
     embedded.workspace(train_py=POLITE)
     shutil.copy(embedded.folder / "job/train.py", embedded.folder)
-    there = embedded.inv("run", "-w", "job", "--detach").ends(0).job
+    there = embedded.clustertool("run", "-w", "job", "--detach").ends(0).job
     mine = embedded.clusterrun("--detach", "train.py").ends(0).job
     listed = embedded.clustertool("jobs", "--json").ends(0).json["jobs"]
     assert {job["id"]: (job["state"], job["total"]) for job in listed} == {there: ("running", 3), mine: ("running", 1)}

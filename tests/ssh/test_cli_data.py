@@ -47,23 +47,25 @@ def test_every_shard_is_read_once(site):
     (folder / "job.toml").write_text('[shards]\nfiles = ["data/*-[0-9]*", "more/*"]\n')
     hosts = [f"{server.address}:{server.port}" for server in pair.servers]
     pair.conf(HOSTS=[{"host": hosts[0], "nproc": 1}, {"host": hosts[1], "nproc": 2}])
-    found = read(pair.inv("run", "-w", "job", "--all-ranks").ends(0))
+    found = read(pair.clustertool("run", "-w", "job", "--all-ranks").ends(0))
     assert found == {rank: first[rank::3] + second[rank::3] for rank in range(3)}
     # the command line goes before job.toml
-    found = read(pair.inv("run", "-w", "job", "--all-ranks", "--shards", "./more/y-[0,1,2]").ends(0))
+    found = read(pair.clustertool("run", "-w", "job", "--all-ranks", "--shards", "./more/y-[0,1,2]").ends(0))
     assert found == {rank: [second[rank]] for rank in range(3)}
 
 
 def test_shards_that_are_not_complete_start_nothing(site):
     pair = site(2)
     folder = reading(pair, ["d/x-0", "d/x-2"])
-    done = pair.inv("run", "-w", "job", "--shards", "d/*").ends(65)
+    done = pair.clustertool("run", "-w", "job", "--shards", "d/*").ends(65)
     assert "number 1 is missing, 'd/x-2' is there" in done.err
     (folder / "d/x-2").unlink()
-    done = pair.inv("run", "-w", "job", "--shards", "d/*").ends(65)
+    done = pair.clustertool("run", "-w", "job", "--shards", "d/*").ends(65)
     assert "1 shard of 'd/*' for 2 trainers: 1 would read nothing" in done.err
     (folder / "d/x-1").symlink_to("x-0")
-    assert "'d/x-1' matches [shards] but is a link" in pair.inv("run", "-w", "job", "--shards", "d/*").ends(65).err
+    assert (
+        "'d/x-1' matches [shards] but is a link" in pair.clustertool("run", "-w", "job", "--shards", "d/*").ends(65).err
+    )
     assert not pair.jobs(0)
 
 
@@ -78,9 +80,9 @@ def test_shards_that_lie_on_the_nodes_already(site):
         for name in shards:
             (folders[node] / name).write_text(name)
     run = ["run", "--job-workspace", "~/work", "--shards", "d/*", "--all-ranks"]
-    assert read(pair.inv(*run).ends(0)) == {0: ["d/x-0", "d/x-2"], 1: ["d/x-1", "d/x-3"]}
+    assert read(pair.clustertool(*run).ends(0)) == {0: ["d/x-0", "d/x-2"], 1: ["d/x-1", "d/x-3"]}
     (folders[0] / "d/x-0").rename(folders[1] / "d/x-0")
-    done = pair.inv(*run).ends(65)
+    done = pair.clustertool(*run).ends(65)
     assert f"{pair.name(0)}: 'd/x-0', which trainer 0 reads, is not in ~/work" in done.err
     assert f"{pair.name(1)}:" not in done.err
 
@@ -115,7 +117,7 @@ def job_of(site, node, done):
 def test_nodes_hold_exactly_their_shards(site):
     three = site(3)
     folder = scattered(three, 7)
-    first = three.inv("run", "-w", "job", "--all-ranks").ends(0)
+    first = three.clustertool("run", "-w", "job", "--all-ranks").ends(0)
     assert sorted(re.findall(r"x-(\d) (\d+)$", first.out, re.M)) == [(str(n), str(SIZE)) for n in range(7)]
     for node in range(3):
         job, own = job_of(three, node, first), list(range(7))[node::3]
@@ -124,21 +126,21 @@ def test_nodes_hold_exactly_their_shards(site):
         kept = sum(path.stat().st_size for path in (three.root(node) / ".clustertool").rglob("*") if path.is_file())
         assert kept < (len(own) + 0.5) * SIZE, "what it keeps for the next job is no more either"
     # another shape: each node gets what it lacks, and no more
-    pair = three.inv("run", "-w", "job", "--all-ranks", "--nnodes", 2).ends(0)
+    pair = three.clustertool("run", "-w", "job", "--all-ranks", "--nnodes", 2).ends(0)
     assert len(re.findall(r"x-\d \d+$", pair.out, re.M)) == 7
     for node in (0, 1):
         assert content(job_of(three, node, pair)) == list(range(7))[node::2]
     # 0 3 6 -> 0 2 4 6 and 1 4 -> 1 3 5: they give each other 3 and 4, so two files are sent
     assert 2 * SIZE < sent(pair) < 4.5 * SIZE  # no more than all four, should one come late for that
     # and back: the release is still there, nothing is sent, and it is right again
-    again = three.inv("run", "-w", "job").ends(0)
+    again = three.clustertool("run", "-w", "job").ends(0)
     assert "dispatch: nothing to send, 3 nodes ready" in again.err
     assert [content(job_of(three, node, again)) for node in range(3)] == [list(range(7))[node::3] for node in range(3)]
     # without the key all nodes get all
     (folder / "job.toml").write_text('[shards]\nfiles = ["d/*"]\n')
-    done = three.inv("run", "-w", "job").ends(0)
+    done = three.clustertool("run", "-w", "job").ends(0)
     assert [content(job_of(three, node, done)) for node in range(3)] == [list(range(7))] * 3
-    done = three.inv("run", "-w", "job", "--only-where-read").ends(0)
+    done = three.clustertool("run", "-w", "job", "--only-where-read").ends(0)
     assert [content(job_of(three, node, done)) for node in range(3)] == [list(range(7))[node::3] for node in range(3)]
 
 
@@ -151,16 +153,16 @@ def sent(done):
 def test_dispatch_and_check_know_which_rank_reads_what(site):
     pair = site(2)
     scattered(pair, 4)
-    dry = pair.inv("dispatch", "-w", "job", "--dry").ends(0)
+    dry = pair.clustertool("dispatch", "-w", "job", "--dry").ends(0)
     assert "shards only to the nodes that read them" in dry.out
-    done = pair.inv("dispatch", "-w", "job", "--json").ends(0)
+    done = pair.clustertool("dispatch", "-w", "job", "--json").ends(0)
     assert 4 * SIZE < done.json["bytes"] < 5 * SIZE
     assert len(set(done.json["releases"].values())) == 2
-    done = pair.inv("run", "-w", "job").ends(0)
+    done = pair.clustertool("run", "-w", "job").ends(0)
     assert "dispatch: nothing to send" in done.err and "dispatch" not in done.out, "stdout has the job's output only"
-    pair.inv("check", "-w", "job").ends(0)
+    pair.clustertool("check", "-w", "job").ends(0)
     (pair.folder / "job/d/x-2").unlink()
-    assert "number 2 is missing" in pair.inv("dispatch", "-w", "job").ends(65).err
+    assert "number 2 is missing" in pair.clustertool("dispatch", "-w", "job").ends(65).err
 
 
 SERVER = """
@@ -178,7 +180,7 @@ def test_servers_get_no_shards_and_nodes_that_share_a_root_get_each_others(site,
     roots = [tmp_path / "shared", tmp_path / "shared", tmp_path / "own", tmp_path / "server"]
     roles = [["trainer"]] * 3 + [["pserver"]]
     four.conf(HOSTS=[{"host": a, "root_dir": str(r), "roles": x} for a, r, x in zip(addresses, roots, roles)])
-    done = four.inv("run", "-w", "job", "--all-ranks").ends(0)
+    done = four.clustertool("run", "-w", "job", "--all-ranks").ends(0)
     assert len(re.findall(r"x-\d \d+$", done.out, re.M)) == 6
     jobs = [roots[0] / "node0", roots[1] / "node1", roots[2], roots[3]]
     assert [content(jobs[node] / f"JOB{done.job}") for node in range(4)] == [[0, 1, 3, 4], [0, 1, 3, 4], [2, 5], []]
@@ -198,12 +200,14 @@ def test_split_makes_what_a_job_reads(site):
         "import os\nfor path in open(os.environ['CLUSTERTOOL_SHARDS']):\n"
         "    for line in open(path[:-1], newline='\\n'):\n        print(line, end='')\n"
     )
-    done = pair.inv("split", "--data", "all.txt", "--shards", 5, "--to", "job/data", "--shuffle", "--seed", 3).ends(0)
+    done = pair.clustertool(
+        "split", "--data", "all.txt", "--shards", 5, "--to", "job/data", "--shuffle", "--seed", 3
+    ).ends(0)
     assert re.fullmatch(
         r"split: job/data/all.txt-00000 to all.txt-00004, 200 lines each, 9.9 kB in \S+ s, shuffled with --seed 3\n",
         done.out,
     )
-    done = pair.inv("run", "-w", "job", "--shards", "data/*", "--all-ranks", "--json").ends(0)
+    done = pair.clustertool("run", "-w", "job", "--shards", "data/*", "--all-ranks", "--json").ends(0)
     output = re.findall(r"^\[trainer \d \S+\] (line \d+)", done.err, re.M)
     assert sorted(output) == sorted(line.strip() for line in lines)
     assert output != sorted(output, key=lambda line: int(line.split()[1]))
@@ -212,7 +216,7 @@ def test_split_makes_what_a_job_reads(site):
 def test_split_tells_what_it_does(site):
     alone = site(0)
     (alone.folder / "d.txt").write_text("a\nb\nc")
-    done = alone.inv("split", "--data", "d.txt", "--shards", 2, "--json").ends(0)
+    done = alone.clustertool("split", "--data", "d.txt", "--shards", 2, "--json").ends(0)
     assert done.json == {
         "data": "d.txt",
         "lines": 3,
@@ -222,15 +226,15 @@ def test_split_tells_what_it_does(site):
         "shards": [{"file": "d.txt-00000", "lines": 2, "bytes": 4}, {"file": "d.txt-00001", "lines": 1, "bytes": 1}],
         "exit": {"code": 0, "source": "tool", "reason": ""},
     }
-    done = alone.inv("split", "--data", "d.txt", "--shards", 1).ends(64)
+    done = alone.clustertool("split", "--data", "d.txt", "--shards", 1).ends(64)
     assert ". has shards of d.txt already: d.txt-00000 to d.txt-00001" in done.err
     assert "--force" in done.err
     done = alone.clustertool("split", "--data", "d.txt", "--shards", 1, "--force", "--shuffle").ends(0)
     seed = re.search(r"shuffled with --seed (\d+), 2 older shards replaced$", done.out, re.M).group(1)
     text = (alone.folder / "d.txt-00000").read_text()
-    again = alone.inv("split", "--data", "d.txt", "--shards", 1, "--force", "--shuffle", "--seed", seed, "--json").ends(
-        0
-    )
+    again = alone.clustertool(
+        "split", "--data", "d.txt", "--shards", 1, "--force", "--shuffle", "--seed", seed, "--json"
+    ).ends(0)
     assert again.json["seed"] == int(seed)
     assert (alone.folder / "d.txt-00000").read_text() == text
     for args, code, reported in (
@@ -243,7 +247,7 @@ def test_split_tells_what_it_does(site):
         (["--data", "d.txt", "--shards", "1", "--seed", "4"], 64, "--seed has no effect without --shuffle"),
         (["--data", "d.txt", "--shards", "1", "--shuffle", "--seed", "x"], 64, "--seed 'x'"),
     ):
-        done = alone.inv("split", *args).ends(code)
+        done = alone.clustertool("split", *args).ends(code)
         assert reported in done.err
         assert "fix: " in done.err
     assert not (alone.folder / "x").exists()

@@ -35,9 +35,11 @@ SCRIPT = """
 def test_all_nodes_are_one_world(site):
     pair = site(2)
     pair.workspace(train_sh="set -e\nexec python3 front_end.py\n", front_end_py=FRONT_END)
-    done = pair.inv("run", "-w", "job", "--nested", "--env", "NPROC_PER_NODE=2", "--script", "bash train.sh").ends(0)
+    done = pair.clustertool(
+        "run", "-w", "job", "--nested", "--env", "NPROC_PER_NODE=2", "--script", "bash train.sh"
+    ).ends(0)
     assert "all of 4 ['1', '2', '3']" in done.out
-    done = pair.inv("run", "-w", "job", "--nested", "--script", "bash train.sh").ends(0)
+    done = pair.clustertool("run", "-w", "job", "--nested", "--script", "bash train.sh").ends(0)
     assert "all of 2 ['1']" in done.out, "without devices each node has one process"
 
 
@@ -45,7 +47,7 @@ def test_a_launcher_in_a_script_of_the_workspace(site):
     pair = site(2)
     pair.workspace(train_sh=SCRIPT)
     run = ("run", "-w", "job", "--script", "bash train.sh", "--dry")
-    done = pair.inv(*run).ends(0)
+    done = pair.clustertool(*run).ends(0)
     assert "warning: each of 2 trainers starts torchrun in train.sh: 2 separate trainings begin, not one" in done.err
     assert re.search(r"fix: start the program without torchrun.*--nested, one on each node", done.err)
-    assert "separate trainings" not in pair.inv(*run, "--nested").ends(0).err
+    assert "separate trainings" not in pair.clustertool(*run, "--nested").ends(0).err

@@ -21,12 +21,12 @@ def pair(site, nvml):
     made.drivers = give(made, nvml, 0)
     yield made
     if made.living():
-        made.inv("stop", "--all", "--force")
+        made.clustertool("stop", "--all", "--force")
 
 
 def test_cards_and_their_users(pair):
     pair.drivers[0].runs((1, os.getpid(), 3072), (SICK, os.getpid(), 1024))
-    done = pair.inv("gpus").ends(0)
+    done = pair.clustertool("gpus").ends(0)
     name = pair.name(0)
     assert f"{name}: 8 x NVIDIA Test 80GB, driver 550.54.15, CUDA 12.4" in done.out
     rows = {row.split()[1]: row for row in done.lines(f"{name} ")}
@@ -37,7 +37,7 @@ def test_cards_and_their_users(pair):
     ill = "7 ECC errors, memory repair pending, hardware slowdown, hardware thermal, exclusive process, used"
     assert ill in rows[str(SICK)]
     assert done.out.rstrip().endswith(f"no devices: {pair.name(1)}")
-    found = pair.inv("gpus", "--json").ends(0).json
+    found = pair.clustertool("gpus", "--json").ends(0).json
     assert list(found["nodes"]) == [pair.name(node) for node in range(2)]
     first, second = (found["nodes"][pair.name(node)] for node in (0, 1))
     assert (first["kind"], first["ids"], first["cuda"]) == ("gpu", list(range(8)), "12.4")
@@ -51,9 +51,9 @@ def test_a_job_on_a_card(pair):
     job = detached(pair, "--nproc-per-node", 1, "--only", pair.name(0))
     rank = next(process.pid for process in pair.living() if process.argv[-1:] == ("train.py",))
     pair.drivers[0].runs((2, rank, 100))
-    row = next(row for row in pair.inv("gpus").ends(0).lines(pair.name(0)) if row.split()[1] == "2")
+    row = next(row for row in pair.clustertool("gpus").ends(0).lines(pair.name(0)) if row.split()[1] == "2")
     assert f"(pid {rank}) job {job} trainer 0 0.1 GiB" in row
-    found = pair.inv("gpus", "--json").ends(0).json
+    found = pair.clustertool("gpus", "--json").ends(0).json
     [process] = found["nodes"][pair.name(0)]["devices"][2]["processes"]
     assert (process["job"], process["role"], process["rank"], process["user"]) == (job, "trainer", "0", USER)
     assert process["memory"] == 100 * MIB
@@ -62,11 +62,11 @@ def test_a_job_on_a_card(pair):
 def test_a_node_that_does_not_answer_is_named_and_the_others_are_shown_with_a_lost_card(pair):
     pair.drivers[0].loses_a_card()
     pair.servers[1].stop()
-    done = pair.inv("gpus").ends(69)
+    done = pair.clustertool("gpus").ends(69)
     rows = {row.split()[1]: row for row in done.lines(f"{pair.name(0)} ")}
     assert len(rows) == 8 and pair.name(1) in done.err
     assert "GPU is lost" in rows["6"] and "free" in rows["7"]
-    found = pair.inv("gpus", "--json").ends(69).json
+    found = pair.clustertool("gpus", "--json").ends(69).json
     assert list(found["unreachable"]) == [pair.name(1)] and len(found["nodes"]) == 1
 
 
@@ -77,5 +77,5 @@ def test_on_a_terminal(pair):
 
 
 def test_no_devices_anywhere(site):
-    done = site(2).inv("gpus").ends(0)
+    done = site(2).clustertool("gpus").ends(0)
     assert done.out == "no devices: 127.0.0.[2-3]\n"

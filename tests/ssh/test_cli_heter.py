@@ -38,7 +38,7 @@ STAGE = """
 
 def environment(site: Site, done: Done, role: str, rank: int) -> dict[str, str]:
     """What a process of the job printed of its environment, by `inv logs`."""
-    output = site.inv("logs", "--job", done.job, "--role", role, "--rank", rank, "--raw").ends(0)
+    output = site.clustertool("logs", "--job", done.job, "--role", role, "--rank", rank, "--raw").ends(0)
     found: dict[str, str] = json.loads(output.out.splitlines()[0])
     return found
 
@@ -53,7 +53,7 @@ def test_stages_of_heter_trainers_by_numbers(site: Any) -> None:
     """2 nodes: a pserver and a trainer on each, two heter trainers of stage 2, one of stage 3."""
     pair = site(2)
     pair.workspace(train_py=STAGE)
-    done = pair.inv("run", "-w", "job", "--heter-devices", "cpu;cpu", "--heter-worker-num", "2;1").ends(0)
+    done = pair.clustertool("run", "-w", "job", "--heter-devices", "cpu;cpu", "--heter-worker-num", "2;1").ends(0)
     assert "ps-heter, 2 pservers, 2 trainers, 6 heter trainers on 2 nodes" in done.err
     assert "starting the trainers and heter trainers" in done.err
     assert done.last == "clustertool: exit 0 (job): all trainers are done"
@@ -108,7 +108,7 @@ def test_roles_pinned_to_hosts(site: Any) -> None:
     three.conf(HOSTS=hosts)
     folder = three.workspace(train_py=STAGE)
     (folder / "job.toml").write_text('mode = "ps-heter"\n')
-    done = three.inv("run", "-w", "job", "--all-ranks").ends(0)
+    done = three.clustertool("run", "-w", "job", "--all-ranks").ends(0)
     assert "ps-heter, 1 pserver, 2 trainers, 2 heter trainers on 3 nodes" in done.err
     assert [names - {"endpoints.log"} for names in (log_names(three, node) for node in range(3))] == [
         {"serverlog.0", "server.log"},
@@ -116,20 +116,20 @@ def test_roles_pinned_to_hosts(site: Any) -> None:
         {"heterlog.0", "heterlog.1", "heter.log"},
     ]
     assert done.lines("[heter 1 ")
-    states = three.inv("status", "--role", "heter", "--json").ends(0).json["processes"]
+    states = three.clustertool("status", "--role", "heter", "--json").ends(0).json["processes"]
     assert [(p["role"], p["rank"], p["node"], p["state"]) for p in states] == [
         ("heter", n, 2, "stopped") for n in (0, 1)
     ]
-    three.inv("fetch", "--role", "heter", "--rank", "all", "--path", "log", "--to", "got").ends(0)
+    three.clustertool("fetch", "--role", "heter", "--rank", "all", "--path", "log", "--to", "got").ends(0)
     assert (three.folder / "got/heter1/heterlog.1").read_text().startswith("{")
-    assert "it has heter trainers 0 to 1" in three.inv("fetch", "--role", "heter", "--rank", 2).ends(66).err
-    assert "it has heter trainers 0 to 1" in three.inv("logs", "--role", "heter", "--rank", 2).ends(66).err
+    assert "it has heter trainers 0 to 1" in three.clustertool("fetch", "--role", "heter", "--rank", 2).ends(66).err
+    assert "it has heter trainers 0 to 1" in three.clustertool("logs", "--role", "heter", "--rank", 2).ends(66).err
 
 
 def test_a_heter_trainer_that_fails_ends_the_job(site: Any) -> None:
     pair = site(2)
     pair.workspace(train_py=STAGE)
-    done = pair.inv("run", "-w", "job", "--heter-worker-num", "1;1", "--env", "FAILS=3").ends(9)
+    done = pair.clustertool("run", "-w", "job", "--heter-worker-num", "1;1", "--env", "FAILS=3").ends(9)
     reported = re.search(
         r"^ABORT!!! Out of all 4 heter trainers, the heter trainer process with rank=\[([\d,]+)\]", done.err, re.M
     )
@@ -142,7 +142,7 @@ def test_a_heter_trainer_that_fails_ends_the_job(site: Any) -> None:
 @pytest.mark.chaos  # tests/ssh/test_local_jobs.py runs it in every role, too
 def test_hello_runs_in_every_role(site: Any) -> None:
     pair = site(2)
-    done = pair.inv("run", "-w", HELLO, "--mode", "ps-heter", "--all-ranks").ends(0)
+    done = pair.clustertool("run", "-w", HELLO, "--mode", "ps-heter", "--all-ranks").ends(0)
     roles = [line.split("role=")[1].split()[0] for line in done.lines("[") if "hello role=" in line]
     assert {"PSERVER", "TRAINER"} <= set(roles) <= {"PSERVER", "TRAINER", "HETER_TRAINER"}
     assert roles.count("TRAINER") == roles.count("PSERVER") == 2

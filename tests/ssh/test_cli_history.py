@@ -28,15 +28,15 @@ def remember(site: Site, node: int, job: str, count: int) -> None:
 
 def test_jobs_and_status_of_a_long_history(site) -> None:
     one = site(1)
-    job = one.inv("run", "-w", HELLO).ends(0).job
+    job = one.clustertool("run", "-w", HELLO).ends(0).job
     started = time.monotonic()
-    one.inv("jobs").ends(0)
+    one.clustertool("jobs").ends(0)
     few = time.monotonic() - started
     remember(one, 0, job, JOBS)
-    listed = one.inv("jobs", "--json").ends(0)
+    listed = one.clustertool("jobs", "--json").ends(0)
     assert len(listed.json["jobs"]) == JOBS + 1
     assert listed.json["jobs"][0]["id"] == job
-    status = one.inv("status", "--json").ends(0)
+    status = one.clustertool("status", "--json").ends(0)
     assert status.json["job"] == job
     for done in (listed, status):
         assert done.seconds < few + 10.0  # a second, with room for other work on this machine

@@ -24,20 +24,20 @@ def test_two_ports_on_one_host(site):
     """One address, one port space, two nodes with a ROOT_DIR each."""
     pair = site(2, address="127.0.0.9")
     pair.workspace(train_py=MEETS)
-    found = met(pair.inv("run", "-w", "job", "--nproc-per-node", 2, "--all-ranks").ends(0))
+    found = met(pair.clustertool("run", "-w", "job", "--nproc-per-node", 2, "--all-ranks").ends(0))
     assert [reported["at"] for _, reported in sorted(found.items())] == [(0, 0), (0, 1), (1, 0), (1, 1)]
     assert {reported["own"] for reported in found.values()} == {"127.0.0.9"}
     assert len({reported["endpoint"] for reported in found.values()}) == 4
     assert found[0]["hosts"] == ["127.0.0.9", "127.0.0.9"]
     second = pair.servers[1].port
-    found = met(pair.inv("run", "-w", "job", "--all-ranks", "--only", f"127.0.0.9:{second}").ends(0))
+    found = met(pair.clustertool("run", "-w", "job", "--all-ranks", "--only", f"127.0.0.9:{second}").ends(0))
     assert [reported["at"] for reported in found.values()] == [(0, 0)]
     assert [len(pair.jobs(node)) for node in (0, 1)] == [1, 2]
     # by name, which is what hosts files make of it: one alias a port
     aliases = "".join(f"Host n{n}\n  HostName 127.0.0.9\n  Port {s.port}\n" for n, s in enumerate(pair.servers))
     (pair.laptop / ".ssh/config").write_text(aliases)
     (pair.folder / "hosts").write_text("n1 slots=1\nn0:2\n")
-    done = pair.inv("run", "-w", "job", "--all-ranks", "--hostfile", "hosts").ends(0)
+    done = pair.clustertool("run", "-w", "job", "--all-ranks", "--hostfile", "hosts").ends(0)
     found = met(done)
     assert [reported["at"] for _, reported in sorted(found.items())] == [(0, 0), (1, 0), (1, 1)]
     assert len(pair.jobs(1)) == 3
@@ -47,13 +47,13 @@ def test_two_ports_on_one_host(site):
 def test_ipv6_for_everything(site, ipv6):
     pair = site(2, address="::1")
     pair.workspace(train_py=MEETS)
-    done = pair.inv("run", "-w", "job", "--all-ranks").ends(0)
+    done = pair.clustertool("run", "-w", "job", "--all-ranks").ends(0)
     found = met(done)
     assert {(reported["own"], reported["master"]) for reported in found.values()} == {("::1", "::1")}
     assert all(reported["endpoint"].startswith("[::1]:") for reported in found.values())
     assert "a training address is IPv6; Paddle" in done.err
-    assert pair.inv("status", "--json").ends(0).json["state"] == "succeeded"
-    pair.inv("fetch", "--path", "log").ends(0)
+    assert pair.clustertool("status", "--json").ends(0).json["state"] == "succeeded"
+    pair.clustertool("fetch", "--path", "log").ends(0)
 
 
 def test_ipv6_for_ssh_and_ipv4_for_training(site, ipv6):
@@ -61,13 +61,13 @@ def test_ipv6_for_ssh_and_ipv4_for_training(site, ipv6):
     pair.workspace(train_py=MEETS)
     hosts = [f"{USER}@{server.entry}" for server in pair.servers]
     pair.conf(HOSTS=[{"host": host, "address": f"127.0.0.{9 + n}"} for n, host in enumerate(hosts)])
-    done = pair.inv("run", "-w", "job", "--all-ranks").ends(0)
+    done = pair.clustertool("run", "-w", "job", "--all-ranks").ends(0)
     found = met(done)
     assert [reported["own"] for _, reported in sorted(found.items())] == ["127.0.0.9", "127.0.0.10"]
     assert "IPv6" not in done.err
     # or by the interface that carries it
     pair.conf(HOSTS=hosts, PADDLE_NIC="lo")
-    found = met(pair.inv("run", "-w", "job", "--all-ranks").ends(0))
+    found = met(pair.clustertool("run", "-w", "job", "--all-ranks").ends(0))
     assert {reported["own"] for reported in found.values()} == {"127.0.0.1"}
     running = pair.start("exec", "--command", "echo here")
     assert "here" in running.wait().ends(0).out
@@ -92,7 +92,7 @@ def test_a_host_has_its_own_python_prelude_interface_and_key(site, ssh_keys):
     first = {"host": entries[0], "python": sys.executable, "identity_file": key}
     wrong = {"PYTHON": "/no/python", "IDENTITY_FILE": "/no/key", "PADDLE_NIC": "lo"}
     pair.conf(HOSTS=[first, second], PRELUDE="export P=all", **wrong)
-    done = pair.inv("run", "-w", "job", "--all-ranks").ends(0)
+    done = pair.clustertool("run", "-w", "job", "--all-ranks").ends(0)
     assert sorted(line.split("|")[-1].split()[-2:] for line in done.lines()) == [["all", "lo"], ["own", "lo"]], done.out
     (pair.folder / "conf.py").unlink()
-    assert pair.inv("logs", "--job", done.job, "--rank", 1, "--raw").ends(0).out == "own lo\n"
+    assert pair.clustertool("logs", "--job", done.job, "--rank", 1, "--raw").ends(0).out == "own lo\n"

@@ -21,7 +21,7 @@ def started(site, nodes=2, *args):
     one = site(nodes)
     one.conf(PRELUDE=["export FROM_PRELUDE=there", "PATH=/opt/of-prelude:$PATH"], SECRETS=["TOKEN"])
     one.workspace(train_py=PROGRAM)
-    job = one.inv("run", "-w", "job", "--detach", *args, env={"TOKEN": "quiet word"}).ends(0).job
+    job = one.clustertool("run", "-w", "job", "--detach", *args, env={"TOKEN": "quiet word"}).ends(0).job
     return one, job
 
 
@@ -43,7 +43,7 @@ def test_a_command_has_what_the_rank_has_and_what_is_refused(site):
     names = {line.split("=", 1)[0] for line in (folder / "env-1").read_text().splitlines()}
     assert names ^ environ.keys() <= {"PWD", "OLDPWD", "_", "SHLVL", "_CLUSTERTOOL_SESSION"}
     assert not any("quiet word" in " ".join(process.argv) for process in one.all_processes())
-    assert one.inv("exec", "--in-job", "--command", "echo $RANK | cat").ends(0).out == "0\n"
+    assert one.clustertool("exec", "--in-job", "--command", "echo $RANK | cat").ends(0).out == "0\n"
     assert one.clustertool("exec", "--in-job", "--host", one.name(1), "sh", "-c", "echo $RANK").ends(0).out == "1\n"
     failed = one.clustertool("exec", "--in-job", "--", "sh", "-c", "echo out; echo err >&2; exit 9").ends(9)
     assert (failed.out, "err\n" in failed.err) == ("out\n", True)
@@ -64,11 +64,11 @@ def test_a_command_has_what_the_rank_has_and_what_is_refused(site):
     (folder / "end").touch()
     until(lambda: not any(p.argv[-1:] == ("train.py",) for p in one.processes(1)))
     assert "trainer 1 does not run: it is done" in one.clustertool("exec", "--in-job", "--rank", 1, "true").ends(66).err
-    second = one.inv("run", "-w", "job", "--detach", env={"TOKEN": "t"}).ends(0).job
+    second = one.clustertool("run", "-w", "job", "--detach", env={"TOKEN": "t"}).ends(0).job
     error = one.clustertool("exec", "--in-job", "true").ends(64).err
     assert "several jobs run" in error and "name one with --job" in error
     one.clustertool("exec", "--in-job", "--job", second, "--", "touch", "end").ends(0)
-    one.inv("stop", "--all").ends(0)
+    one.clustertool("stop", "--all").ends(0)
     assert "no job runs" in one.clustertool("exec", "--in-job", "true").ends(66).err
     assert f"no rank of job {job} runs" in one.clustertool("exec", "--in-job", "--job", job, "true").ends(66).err
 
@@ -88,7 +88,7 @@ def test_a_shell_on_a_terminal(site):
     done = shell.wait()
     assert (done.code, done.last.strip()[-11:]) == (5, "exit code 5")
     until(lambda: not sessions(one))
-    one.inv("stop", "--job", job).ends(0)
+    one.clustertool("stop", "--job", job).ends(0)
 
 
 def test_the_end_of_exec_of_its_terminal_and_of_the_job(site):
@@ -127,7 +127,7 @@ def test_the_end_of_exec_of_its_terminal_and_of_the_job(site):
             shell.wait(20)
             until(lambda: not sessions(one))
     before = time.monotonic()
-    one.inv("stop", "--job", job).ends(0)
+    one.clustertool("stop", "--job", job).ends(0)
     assert time.monotonic() - before < 30
     shell.wait(30)
     one.gone()

@@ -40,13 +40,13 @@ def expected(blocks: int) -> bytes:
 def test_raw_is_exactly_the_ranks_bytes(site, tmp_path):
     pair = site(2)
     pair.workspace(train_py=BINARY)
-    done = pair.inv("run", "-w", "job", "--nproc-per-node", 2, "--script", "train.py 10", "--rank", 1).ends(0)
+    done = pair.clustertool("run", "-w", "job", "--nproc-per-node", 2, "--script", "train.py 10", "--rank", 1).ends(0)
     assert "[trainer 1 127.0.0.2] text" in done.out
     target = tmp_path / "rank3"
     logs = pair.start("logs", "--rank", 3, "--raw", out=target)
     assert logs.wait().code == 0
     assert target.read_bytes() == expected(10)
-    assert pair.inv("logs", "--rank", 0, "--raw").ends(0).out == "text\n"
+    assert pair.clustertool("logs", "--rank", 0, "--raw").ends(0).out == "text\n"
     tail = pair.start("logs", "-r", 3, "--raw", "--tail", 1)
     assert tail.wait().code == 0
     assert tail.raw == b"\xc3"
@@ -88,19 +88,19 @@ def waiting(site, tmp_path):
 def test_logs_and_times_of_lines_during_the_job(waiting):
     pair, running = waiting
     job = running.says(r"^job (\S+):")
-    first = pair.inv("logs").ends(0)
+    first = pair.clustertool("logs").ends(0)
     assert first.lines("[trainer 0 127.0.0.2]") == [f"[trainer 0 127.0.0.2] rank 0 line {n}" for n in range(30)]
-    assert by_rank(pair.inv("logs", "-r", "2,3", "-n", 2)) == [
+    assert by_rank(pair.clustertool("logs", "-r", "2,3", "-n", 2)) == [
         f"[trainer {rank} 127.0.0.3] rank {rank} line {n}" for rank in (2, 3) for n in (28, 29)
     ]
-    by_host = pair.inv("logs", "--host", "127.0.0.3", "--grep", "line 1?7$", "--job", job[:15]).ends(0)
+    by_host = pair.clustertool("logs", "--host", "127.0.0.3", "--grep", "line 1?7$", "--job", job[:15]).ends(0)
     assert by_rank(by_host) == [f"[trainer {rank} 127.0.0.3] rank {rank} line {n}" for rank in (2, 3) for n in (7, 17)]
-    every = by_rank(pair.inv("logs", "--rank", "all", "-n", 1))
+    every = by_rank(pair.clustertool("logs", "--rank", "all", "-n", 1))
     assert [line.split("]")[1] for line in every] == [f" rank {rank} line 29" for rank in range(4)]
     before = datetime.now().astimezone()
     written = max(log.stat().st_mtime for node in range(2) for log in pair.job_dir(node, job).glob("log/workerlog.*"))
     until(lambda: time.time() > written + 1.5)  # each of the following commands takes more CPU than all of this waiting
-    until(lambda: not pair.inv("logs", "--since", "1s").ends(0).out, 20)
+    until(lambda: not pair.clustertool("logs", "--since", "1s").ends(0).out, 20)
     follow = pair.start("logs", "-f", "--rank", 3, "-n", 1)
     raw = pair.start("logs", "-f", "--rank", 2, "--raw")
     later = pair.start("logs", "-f", "--since", "1s", "--timestamps", "--rank", "all")
@@ -116,15 +116,17 @@ def test_logs_and_times_of_lines_during_the_job(waiting):
     times = [datetime.fromisoformat(line.split(" ")[3]) for line in lines]
     assert all(before.replace(microsecond=0) <= t <= datetime.now().astimezone() for t in times)
     running.wait()
-    shown = pair.inv("logs", "--timestamps", "--rank", 2).ends(0).lines()
+    shown = pair.clustertool("logs", "--timestamps", "--rank", 2).ends(0).lines()
     assert (
         len(shown) == 31
         and shown[-1] in lines
         and all(re.match(r"\[trainer 2 \S+\] \S+T\S+ rank 2 ", one) for one in shown)
     )
     since = shown[-1].split(" ")[3]  # as it is printed
-    assert pair.inv("logs", "--since", since, "--rank", 2).ends(0).lines() == ["[trainer 2 127.0.0.3] rank 2 the end"]
-    assert pair.inv("logs", "--since", since, "--rank", 2, "--raw").ends(0).out == "rank 2 the end\n"
+    assert pair.clustertool("logs", "--since", since, "--rank", 2).ends(0).lines() == [
+        "[trainer 2 127.0.0.3] rank 2 the end"
+    ]
+    assert pair.clustertool("logs", "--since", since, "--rank", 2, "--raw").ends(0).out == "rank 2 the end\n"
 
 
 def test_leaving_logs_ctrl_d_and_refusals_leave_the_job_alone(waiting):
@@ -145,16 +147,16 @@ def test_leaving_logs_ctrl_d_and_refusals_leave_the_job_alone(waiting):
     done = attached.wait().ends(0)
     assert "detached; the job goes on: " in done.out and f"attach --job {job}" in done.out
     assert running.process.poll() is None
-    assert pair.inv("status", "--json").ends(0).json["state"] == "running"
+    assert pair.clustertool("status", "--json").ends(0).json["state"] == "running"
     pair.go()
     running.wait().ends(0)
     started = pair.start("run", "-w", "job", "--env", "GO=/nowhere", "--only", pair.name(0), terminal=True)
     started.says("line 29")
     started.type("\x04")
     assert "the job goes on: " in started.wait().ends(0).out
-    (listed,) = (one for one in pair.inv("jobs", "--json").ends(0).json["jobs"] if one["id"] != job)
+    (listed,) = (one for one in pair.clustertool("jobs", "--json").ends(0).json["jobs"] if one["id"] != job)
     assert listed["state"] == "running"
-    pair.inv("stop", "--job", listed["id"]).ends(0)
+    pair.clustertool("stop", "--job", listed["id"]).ends(0)
 
 
 def refusals(pair):
@@ -178,13 +180,13 @@ def refusals(pair):
         (["--files", "--grep", "x", "--attempt", 1], 64, "--grep, --attempt cannot be given with --files"),
         (["--file", "workerlog.0", "--rank", 0, "--all-ranks"], 64, "--rank, --all-ranks cannot be given with --file"),
     ]:
-        done = pair.inv("logs", *args).ends(code)
+        done = pair.clustertool("logs", *args).ends(code)
         assert reported in done.err
         assert not done.out
-    refused = pair.inv("logs", "--json", "--raw", "--rank", 0).ends(64)
+    refused = pair.clustertool("logs", "--json", "--raw", "--rank", 0).ends(64)
     assert "give one of them" in refused.err
     assert json.loads(refused.out.splitlines()[-1])["exit"]["code"] == 64  # the answer is JSON Lines here, too
-    *lines, last = map(json.loads, pair.inv("logs", "--json", "--rank", 0).ends(0).out.splitlines())
+    *lines, last = map(json.loads, pair.clustertool("logs", "--json", "--rank", 0).ends(0).out.splitlines())
     assert lines and all((one["role"], one["rank"], one["node"]) == ("trainer", 0, pair.name(0)) for one in lines)
     assert all(abs(one["time"] - time.time()) < 600 and "\n" not in one["line"] for one in lines)
     assert last == {"exit": {"code": 0, "source": "tool", "reason": ""}}
@@ -192,11 +194,11 @@ def refusals(pair):
 
 def test_roles_and_files_after_the_job(site):
     pair = site(2)
-    pair.inv("run", "-w", HELLO, "--mode", "ps").ends(0)
-    output = by_rank(pair.inv("logs", "--role", "pserver", "-r", "0,1"))
+    pair.clustertool("run", "-w", HELLO, "--mode", "ps").ends(0)
+    output = by_rank(pair.clustertool("logs", "--role", "pserver", "-r", "0,1"))
     assert [line[:22] for line in output] == ["[pserver 0 127.0.0.2] ", "[pserver 1 127.0.0.3] "]
     assert all("role=PSERVER" in line for line in output)
-    everything = by_rank(pair.inv("logs", "--all-ranks"))
+    everything = by_rank(pair.clustertool("logs", "--all-ranks"))
     assert [line.split("]")[0] for line in everything] == [
         "[pserver 0 127.0.0.2",
         "[pserver 1 127.0.0.3",
@@ -213,7 +215,9 @@ def test_roles_and_files_after_the_job(site):
 def test_a_gigabyte_is_exact_fast_and_takes_no_memory(site, tmp_path):
     pair = site(2)
     pair.workspace(train_py=BINARY)
-    pair.inv("run", "-w", "job", "--nproc-per-node", 2, "--script", "train.py 1024", "--rank", 0, timeout=300).ends(0)
+    pair.clustertool(
+        "run", "-w", "job", "--nproc-per-node", 2, "--script", "train.py 1024", "--rank", 0, timeout=300
+    ).ends(0)
     log = pair.jobs(1)[0] / "log/workerlog.3"
     server = pair.servers[1]
     options = ["-F", "none", "-p", str(server.port), "-i", str(pair._keys.user), "-o", "StrictHostKeyChecking=no"]
@@ -259,11 +263,11 @@ def test_logs_on_this_machine_while_the_job_runs(site, tmp_path):
     assert f"logs on this machine: 4 files in {logs}/JOB" in done.err
     assert (logs / "workerlog.0.old").read_text() == "of an earlier job"
     go.unlink()
-    left = pair.inv(*args, "--detach").ends(0)
+    left = pair.clustertool(*args, "--detach").ends(0)
     assert f"attach --job {left.job} --log-dir {logs}," in left.out
     attached = pair.start("attach", "--log-dir", logs, "--rank", 2)
     attached.says("rank 2 line 29")
-    assert "--tail begins" in pair.inv("attach", "--log-dir", logs, "--tail", 3).ends(64).err
+    assert "--tail begins" in pair.clustertool("attach", "--log-dir", logs, "--tail", 3).ends(64).err
     go.touch()
     assert (
         f"logs on this machine: 2 files in {logs}/JOB{left.job} (--fetch-logs writes those of all ranks there; now: "
@@ -273,7 +277,7 @@ def test_logs_on_this_machine_while_the_job_runs(site, tmp_path):
         assert (logs / f"workerlog.{rank}").read_text() == f"{half[rank]}rank {rank} the end\n"
         assert (logs / f"workerlog.{rank}").readlink() == Path(f"JOB{left.job}/workerlog.{rank}")
     assert not (logs / "workerlog.3").exists(), "an old log is not left there"
-    done = pair.inv("attach", "--job", left.job, "--fetch-logs").ends(0)
+    done = pair.clustertool("attach", "--job", left.job, "--fetch-logs").ends(0)
     assert len(list((pair.folder / f"JOB{left.job}/log").glob("workerlog.*"))) == 4, done.err
     stopped = pair.start(*args, "--env", "GO=/nowhere", "--fetch-logs")
     stopped.says("rank 3 line 29")
@@ -282,5 +286,5 @@ def test_logs_on_this_machine_while_the_job_runs(site, tmp_path):
     stopped.signal()
     done = stopped.wait().ends(130)
     assert "logs on this machine: 4 files in" in done.err and "not all logs" not in done.err
-    assert "--fetch-logs waits" in pair.inv(*args, "--fetch-logs", "--detach").ends(64).err
-    assert pair.inv(*args[:-2]).ends(0) and not (logs / "workerlog.1").exists(), "an old log is not left there"
+    assert "--fetch-logs waits" in pair.clustertool(*args, "--fetch-logs", "--detach").ends(64).err
+    assert pair.clustertool(*args[:-2]).ends(0) and not (logs / "workerlog.1").exists(), "an old log is not left there"

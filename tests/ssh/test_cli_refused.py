@@ -10,7 +10,7 @@ import textwrap
 
 import pytest
 
-from tests.cli import CLUSTERTOOL, HELLO, LoopSite
+from tests.cli import CLUSTERTOOL, HELLO, INV, LoopSite
 
 
 @pytest.fixture
@@ -29,9 +29,8 @@ def lonely(tmp_path, laptop, ssh_keys):
 RUN = ["run", "--workspace", HELLO]
 
 
-def refused(site, code, *args, reported=(), program=None, env=None):
-    options = {"program": program} if program else {}
-    done = site.inv(*args, env=env, **options).ends(code)
+def refused(site, code, *args, reported=(), program=CLUSTERTOOL, env=None):
+    done = site.inv(*args, env=env, program=program).ends(code)
     for text in (reported,) if isinstance(reported, str) else reported:
         assert text in done.err, done.err
     assert "Traceback" not in done.err
@@ -79,20 +78,20 @@ def test_options(lonely, args, code, reported):
 
 
 def test_a_program_that_does_not_exist(lonely):
-    refused(lonely, 65, "run", "./job", program=CLUSTERTOOL, reported=["there is no ./job in ", "--workspace DIR"])
+    refused(lonely, 65, "run", "./job", reported=["there is no ./job in ", "--workspace DIR"])
 
 
 def test_other_verbs_options(lonely):
     refused(lonely, 64, "stop", "--all", "--job", "x", reported="--all")
     refused(lonely, 64, "stop", "--grace", "x", reported="--grace 'x'")
     refused(lonely, 64, "dispatch", reported="--workspace")
-    refused(lonely, 64, "exec", reported="--command")
+    refused(lonely, 64, "exec", reported="--command", program=INV)
     refused(lonely, 64, "exec", "--command", "true", "--timeout", "x", reported="--timeout 'x'")
     refused(lonely, 64, "clean", reported="--older-than")
     refused(lonely, 64, "clean", "--older-than", "1y", reported="1y")
     refused(lonely, 64, "attach", "--tail", "x", reported="--tail 'x'")
     for verb in ("logs", "fetch", "status"):
-        refused(lonely, 64, verb, "--role", "boss", reported=["--role 'boss'", "pserver, trainer, heter"])
+        refused(lonely, 64, verb, "--role", "boss", reported=["--role 'boss'", "pserver, trainer, heter"], program=INV)
     refused(lonely, 64, "cluster.up", "--nodes", "x", reported="--nodes 'x'")
 
 
@@ -190,14 +189,14 @@ def test_a_dry_run_with_everything_given_opens_no_connection(lonely):
         LEAD_PORT = 6160
         SECRETS = ["TOKEN"]
     """)
-    done = lonely.inv("run", "-w", HELLO, "--nproc-per-node", 2, "--dry", "--json").ends(0)
+    done = lonely.clustertool("run", "-w", HELLO, "--nproc-per-node", 2, "--dry", "--json").ends(0)
     (node,) = done.json["nodes"]
     assert [(p["rank"], p["endpoint"], p["env"]["TOKEN"]) for p in node["processes"]] == [
         (0, "127.0.0.1:6170", "***"),
         (1, "127.0.0.1:6171", "***"),
     ]
     assert node["dir"] == "/srv/jobs/JOBDRY"
-    table = lonely.inv("run", "-w", HELLO, "--dry").ends(0)
+    table = lonely.clustertool("run", "-w", HELLO, "--dry").ends(0)
     assert "python3 -u train.py" in table.out
     lonely.clustertool("dispatch", "-w", HELLO, "--dry").ends(0)
 
@@ -205,7 +204,7 @@ def test_a_dry_run_with_everything_given_opens_no_connection(lonely):
 def test_several_failures_are_one_json_answer(site):
     pair = site(2)
     pair.conf(HOSTS=["127.0.0.250:1", "127.0.0.251:1"])
-    done = pair.inv("exec", "--command", "true", "--json").ends(69)
+    done = pair.clustertool("exec", "--command", "true", "--json").ends(69)
     assert sorted(done.json["unreachable"]) == ["127.0.0.250", "127.0.0.251"]
 
 

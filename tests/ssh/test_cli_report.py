@@ -43,9 +43,9 @@ def usage_lines(site: Site, node: int) -> int:
 def test_during_the_job_and_after_it(three: Site) -> None:
     three.conf(SECRETS=["TOKEN"])
     secret = {"TOKEN": "s3cret&<"}
-    job = three.inv("run", "-w", "job", "--detach", env=secret).ends(0).job
+    job = three.clustertool("run", "-w", "job", "--detach", env=secret).ends(0).job
     until(lambda: usage_lines(three, 2) >= 4, 60.0, lambda: "four looks at node 2")
-    during = three.inv("report", env=secret).ends(0)
+    during = three.clustertool("report", env=secret).ends(0)
     path = three.folder / f"JOB{job}.html"
     assert re.search(rf"job {job}: running -> JOB{job}.html \(\d.* kB\)", during.out)
     reader = Reader(path.read_text())
@@ -55,7 +55,7 @@ def test_during_the_job_and_after_it(three: Site) -> None:
     until(lambda: usage_lines(three, 2) >= 9, 60.0, lambda: "enough looks to tell who is slow")
     (three.home(1) / "go").touch()
     three.gone(60.0)
-    after = three.inv("report", "--job", job[:12], "--to", "page.html", "--json", env=secret).ends(0)
+    after = three.clustertool("report", "--job", job[:12], "--to", "page.html", "--json", env=secret).ends(0)
     assert (after.json["job"], after.json["file"], after.json["state"]) == (job, "page.html", "failed")
     assert [(role, rank) for role, rank, _ in after.json["stragglers"]] == [("trainer", 2)]
     page = (three.folder / "page.html").read_text()
@@ -72,9 +72,9 @@ def test_during_the_job_and_after_it(three: Site) -> None:
 def test_a_node_that_is_away(site) -> None:
     pair = site(2)
     pair.workspace(train_py="import sys; print('hello', flush=True); sys.exit(0)")
-    job = pair.inv("run", "-w", "job").ends(0).job
+    job = pair.clustertool("run", "-w", "job").ends(0).job
     pair.servers[1].stop()
-    done = pair.inv("report").ends(69)
+    done = pair.clustertool("report").ends(69)
     text = Reader((pair.folder / f"JOB{job}.html").read_text()).text
     assert f"{pair.name(1)} did not answer" in text
     assert "Succeeded" in text
@@ -85,8 +85,8 @@ def test_secrets_that_are_not_known_here_are_reported(site) -> None:
     one = site(1)
     one.conf(SECRETS=["TOKEN"])
     one.workspace(train_py="print('hello')")
-    one.inv("run", "-w", "job", env={"TOKEN": "x" * 9}).ends(0)
-    done = one.inv("report", "--to", "page.html").ends(0)
+    one.clustertool("run", "-w", "job", env={"TOKEN": "x" * 9}).ends(0)
+    done = one.clustertool("report", "--to", "page.html").ends(0)
     assert "SECRETS names TOKEN, not set where this page was made" in done.out + done.err
     assert "SECRETS names TOKEN" in Reader((one.folder / "page.html").read_text()).text
 
@@ -96,8 +96,8 @@ def test_restarts_are_attempts(site) -> None:
     pair.workspace(
         train_py="import os, sys; sys.exit(os.environ['CLUSTERTOOL_ATTEMPT'] == '0' and os.environ['RANK'] == '0')"
     )
-    pair.inv("run", "-w", "job", "--max-restarts", 1).ends(0)
-    pair.inv("report", "--to", "page.html").ends(0)
+    pair.clustertool("run", "-w", "job", "--max-restarts", 1).ends(0)
+    pair.clustertool("report", "--to", "page.html").ends(0)
     reader = Reader((pair.folder / "page.html").read_text())
     assert "2 attempts" in reader.text
     titles = [attributes["title"] or "" for name, attributes in reader.tags if name == "i"]
@@ -108,14 +108,14 @@ def test_restarts_are_attempts(site) -> None:
 def test_refused_before_any_connection(site) -> None:
     one = site(1)
     one.servers[0].stop()
-    assert "no folder" in one.inv("report", "--to", "no/where.html").ends(64).err
-    assert "is a folder" in one.inv("report", "--to", ".").ends(64).err
+    assert "no folder" in one.clustertool("report", "--to", "no/where.html").ends(64).err
+    assert "is a folder" in one.clustertool("report", "--to", ".").ends(64).err
 
 
 def test_no_such_job(site) -> None:
     one = site(1)
-    assert "no job" in one.inv("report").ends(66).err
-    assert "no job 'nope'" in one.inv("report", "--job", "nope").ends(66).err
+    assert "no job" in one.clustertool("report").ends(66).err
+    assert "no job 'nope'" in one.clustertool("report", "--job", "nope").ends(66).err
 
 
 def test_what_the_jobs_devices_did(site, nvml) -> None:
@@ -131,7 +131,7 @@ def test_what_the_jobs_devices_did(site, nvml) -> None:
             time.sleep(0.05)
     """
     )
-    two.inv("run", "-w", "job", "--devices", "0,1", "--detach").ends(0)
+    two.clustertool("run", "-w", "job", "--devices", "0,1", "--detach").ends(0)
 
     def devices(node: int) -> int:
         (job,) = two.jobs(node)
@@ -142,7 +142,7 @@ def test_what_the_jobs_devices_did(site, nvml) -> None:
     for node in (0, 1):
         (two.home(node) / "go").touch()
     two.gone(60.0)
-    two.inv("report", "--to", "page.html").ends(0)
+    two.clustertool("report", "--to", "page.html").ends(0)
     page = (two.folder / "page.html").read_text()
     for chart in ("Devices: busy", "Devices: memory", "device 0", "device 1"):
         assert page.count(chart) >= 2, chart

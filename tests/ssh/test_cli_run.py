@@ -37,7 +37,7 @@ def test_ctrl_c_ends_stubborn_ranks_and_no_other_jobs(site):
     """All nodes are in one process table here, and so is another job: each node ends its own."""
     pair = site(2)
     pair.workspace(train_py=cases.STUBBORN)
-    other = pair.inv("run", "-w", "job", "--detach", "--grace", 1).ends(0).job
+    other = pair.clustertool("run", "-w", "job", "--detach", "--grace", 1).ends(0).job
     running = pair.start("run", "-w", "job", "--all-ranks", "--grace", 1)
     for rank in (0, 1):
         running.says(f"ready {rank}$")
@@ -46,8 +46,8 @@ def test_ctrl_c_ends_stubborn_ranks_and_no_other_jobs(site):
     done = running.wait().ends(130)
     assert "127.0.0.[2-3]: clean" in done.err
     assert len([p for p in pair.living() if p.name.startswith("python")]) == 8
-    assert pair.inv("status", "--job", other, "--json").ends(0).json["state"] == "running"
-    assert pair.inv("stop", "--force").ends(0).lines() == [f"job {other}: 127.0.0.[2-3]: clean"]
+    assert pair.clustertool("status", "--job", other, "--json").ends(0).json["state"] == "running"
+    assert pair.clustertool("stop", "--force").ends(0).lines() == [f"job {other}: 127.0.0.[2-3]: clean"]
     assert not pair.living()
 
 
@@ -59,11 +59,11 @@ def test_word2vec(site):
 @pytest.mark.chaos
 def test_word2vec_on_the_embedded_cluster(embedded):
     cases.trains_word2vec(embedded, 3)
-    up = embedded.inv("cluster.up").ends(0)
+    up = embedded.clustertool("cluster.up").ends(0)
     assert up.out.count("sshd on 127.0.0.") == 3
-    down = embedded.inv("cluster.down").ends(0)
+    down = embedded.clustertool("cluster.down").ends(0)
     assert down.out.count("ended node") == 3
-    assert "no conf.py" in embedded.inv("status").ends(78).err
+    assert "no conf.py" in embedded.clustertool("status").ends(78).err
 
 
 def test_jobs_that_start_in_the_same_moment_share_the_ports(site):
@@ -102,7 +102,7 @@ def test_a_first_start_installs_the_code_and_later_ones_use_it(site, node_code):
     """Nodes of tests have it already (tests/node_code.py): in the same place with the same name, or it is installed again."""
 
     def installed(one):
-        one.inv("jobs").ends(0)
+        one.clustertool("jobs").ends(0)
         return [(place.name, place.stat().st_ino) for place in (one.home(0) / CACHE).iterdir()]
 
     new, known = site(1, installed=False), site(1)
@@ -121,12 +121,12 @@ def test_a_module_that_a_node_lacks_and_another_python3_on_one_node(site, tmp_pa
     first, second = (f"{USER}@{server.entry}" for server in pair.servers)
     pair.conf(HOSTS=[first, {"host": second, "env": {"PATH": f"{tmp_path}:/usr/bin:/bin"}}])
     pair.workspace(train_py="import no_such_module")
-    done = pair.inv("run", "-w", "job").ends(1)
+    done = pair.clustertool("run", "-w", "job").ends(1)
     usual = re.search(
         rf"warning: {pair.name(1)}: python: python3 of jobs is {other} [\d.]+, others (\S+) [\d.]+ \(", done.err
     )
     assert usual and usual[1] != str(other), done.err
     where = r"on 127\.0\.0\.[23], or have PRELUDE in conf.py activate the environment that has it"
-    assert re.search(f"  fix: install no_such_module for python3 {where}; inv check compares the nodes", done.err), (
-        done.err
-    )
+    assert re.search(
+        f"  fix: install no_such_module for python3 {where}; clustertool check compares the nodes", done.err
+    ), done.err

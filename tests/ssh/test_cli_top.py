@@ -84,7 +84,7 @@ def top(site, nvml, tmp_path, request):
     two = site(2)
     give(two, nvml, 0)
     two.workspace(train_py=TALKS)
-    request.addfinalizer(lambda: two.living() and two.inv("stop", "--all", "--force"))
+    request.addfinalizer(lambda: two.living() and two.clustertool("stop", "--all", "--force"))
     two.id = detached(two, "--nproc-per-node", 2)
     env = {"HOME": str(two.laptop), "PYTHONPATH": str(REPO)}
     two.tmux = Tmux(tmp_path, env)
@@ -179,24 +179,24 @@ def test_without_a_terminal(site):
     two = site(2)
     two.workspace(train_py=TALKS)
     job = detached(two)
-    done = two.inv("top", "--count", 3, "--interval", 0.5, "--job", job[:15]).ends(0)
+    done = two.clustertool("top", "--count", 3, "--interval", 0.5, "--job", job[:15]).ends(0)
     assert len(done.lines("2 nodes, 1 job, by rank")) == 3 and len(done.lines(f"{job}  trainer 1")) == 3
     row = done.lines(f"{job}  trainer 1")[-1]
     assert re.search(
         rf"^{job} +trainer 1 +127\.0\.0\.3 +running +\d+ % +\S+ MB +[\d.]+ +\S+ s +\S+ s +step \d+ loss", row
     )
-    (row,) = two.inv("top", "--count", 1, "--interval", 0.5).ends(0).lines(f"{job}  trainer 1")
+    (row,) = two.clustertool("top", "--count", 1, "--interval", 0.5).ends(0).lines(f"{job}  trainer 1")
     assert re.search(r"running +\d+ % +\S+ MB +[\d.]+ ", row), "one table has rates, too"
-    found = two.inv("top", "--json", "--interval", 0.5).ends(0).json
+    found = two.clustertool("top", "--json", "--interval", 0.5).ends(0).json
     ranks = {(rank["job"], rank["rank"]): rank for rank in found["ranks"]}
     assert ranks[job, 1]["steps_per_second"] > 1 and "step" in ranks[job, 1]["last_line"]
     assert sorted(found["nodes"]) == ["127.0.0.2", "127.0.0.3"] and found["unreachable"] == {}
-    assert not two.inv("top", "--count", 1, "--job", "none").ends(0).out.count("trainer")
-    two.inv("stop", "--job", job).ends(0)
+    assert not two.clustertool("top", "--count", 1, "--job", "none").ends(0).out.count("trainer")
+    two.clustertool("stop", "--job", job).ends(0)
 
 
 def test_wrong_options(site):
     one = site(1)
-    assert "--interval 'soon'" in one.inv("top", "--interval", "soon").ends(64).err
-    assert "--json and --count" in one.inv("top", "--json", "--count", 3).ends(64).err
-    assert "--count 'x'" in one.inv("top", "--count", "x").ends(64).err
+    assert "--interval 'soon'" in one.clustertool("top", "--interval", "soon").ends(64).err
+    assert "--json and --count" in one.clustertool("top", "--json", "--count", 3).ends(64).err
+    assert "--count 'x'" in one.clustertool("top", "--count", "x").ends(64).err

@@ -44,14 +44,14 @@ def pair(site):
     two.go = go
     yield two
     if two.living():
-        two.inv("stop", "--all", "--force")
+        two.clustertool("stop", "--all", "--force")
 
 
 def detached(site, *args):
     """A job that runs, by its id."""
-    done = site.inv("run", "-w", "job", "--detach", *args).ends(0)
+    done = site.clustertool("run", "-w", "job", "--detach", *args).ends(0)
     (line,) = done.lines("job ")
-    assert re.search(r"inv attach --job \S+.*inv logs --job \S+.*inv stop --job \S+", line)
+    assert re.search(r"clustertool attach --job \S+.*clustertool logs --job \S+.*clustertool stop --job \S+", line)
     return done.job
 
 
@@ -60,22 +60,22 @@ def detached(site, *args):
 
 def test_dry_prints_the_plan_and_does_nothing_and_the_job_is_as_it_was_shown(pair):
     run = ("run", "-w", HELLO, "--nproc-per-node", 2, "--job-id", "same", "--json")
-    done = pair.inv("run", "-w", "job", "--dry", "--nproc-per-node", 2).ends(0)
+    done = pair.clustertool("run", "-w", "job", "--dry", "--nproc-per-node", 2).ends(0)
     for reported in ("trainer", "workerlog.3", "train.py", "PADDLE_TRAINER_ENDPOINTS"):
         assert reported in done.out
     plan = pair.start("--dry", *run).wait().ends(0).json
     assert [process["rank"] for node in plan["nodes"] for process in node["processes"]] == [0, 1, 2, 3]
-    assert "would send 1 file, " in pair.inv("dispatch", "-w", "job", "--dry").ends(0).out
+    assert "would send 1 file, " in pair.clustertool("dispatch", "-w", "job", "--dry").ends(0).out
     for node in range(2):
         assert not pair.root(node).exists()
-    done = pair.inv(*run, "--all-ranks").ends(0)
+    done = pair.clustertool(*run, "--all-ranks").ends(0)
     shown = {(p["rank"], p["endpoint"]) for node in plan["nodes"] for p in node["processes"]}
     ran = {(int(r), e) for r, e in re.findall(r"hello role=TRAINER rank=(\d+) .*endpoint=(\S+)", done.err)}
     assert shown == ran
     assert json.loads(done.out)["exit"] == {"code": 0, "source": "job", "reason": "all trainers are done"}, (
         "JSON is all there is on stdout"
     )
-    missing = pair.inv("status", "--job", "no-such", "--json").ends(66)
+    missing = pair.clustertool("status", "--job", "no-such", "--json").ends(66)
     assert missing.json["exit"]["code"] == 66
 
 
@@ -83,19 +83,19 @@ def test_dry_prints_the_plan_and_does_nothing_and_the_job_is_as_it_was_shown(pai
 
 
 def test_status_and_jobs_and_attach_of_a_detached_job(pair):
-    pair.inv("status").ends(66)
-    assert pair.inv("jobs", "--json").ends(0).json["jobs"] == []
+    pair.clustertool("status").ends(66)
+    assert pair.clustertool("jobs", "--json").ends(0).json["jobs"] == []
     job = detached(pair, "--nproc-per-node", 2)
-    assert pair.inv("jobs", "--json").ends(0).json["jobs"][0]["state"] == "running"
-    status = pair.inv("status", "--json").ends(0).json
+    assert pair.clustertool("jobs", "--json").ends(0).json["jobs"][0]["state"] == "running"
+    status = pair.clustertool("status", "--json").ends(0).json
     assert (status["job"], status["state"], status["mode"], status["outcome"]) == (job, "running", "collective", None)
     assert [(p["role"], p["rank"], p["node"], p["state"]) for p in status["processes"]] == [
         ("trainer", rank, rank // 2, "running") for rank in range(4)
     ]
     assert all(p["memory"] > 1e6 for p in status["processes"])
     assert [node["state"] for node in status["nodes"]] == ["running"] * 2
-    assert "running" in pair.inv("status", "--job", job[:-1]).ends(0).out
-    done = pair.inv("exec", "--job", job[:-1], "--only", pair.name(1), "--command", "echo on; exit 4").ends(4)
+    assert "running" in pair.clustertool("status", "--job", job[:-1]).ends(0).out
+    done = pair.clustertool("exec", "--job", job[:-1], "--only", pair.name(1), "--command", "echo on; exit 4").ends(4)
     assert done.lines() == [f"--- {pair.name(1)}", "on"]
     attached = pair.start("attach", "--all-ranks")
     attached.says("ready 0$")
@@ -104,12 +104,12 @@ def test_status_and_jobs_and_attach_of_a_detached_job(pair):
     done = attached.wait().ends(0)
     assert {"[trainer 0 127.0.0.2] done 0", "[trainer 3 127.0.0.3] done 3"} <= set(done.lines())
     assert done.last == "clustertool: exit 0 (job): all trainers are done"
-    again = pair.inv("attach", "--job", job).ends(0)
+    again = pair.clustertool("attach", "--job", job).ends(0)
     assert "done 0" in again.out, "one that has ended is told as it ended"
-    (one,) = pair.inv("jobs", "--json").ends(0).json["jobs"]
+    (one,) = pair.clustertool("jobs", "--json").ends(0).json["jobs"]
     assert (one["id"], one["state"], one["code"], one["total"]) == (job, "succeeded", 0, 2)
     pair.servers[1].stop()
-    done = pair.inv("status", "--json").ends(69)
+    done = pair.clustertool("status", "--json").ends(69)
     assert done.json["state"] == "succeeded", "the answer stands, as far as it is known"
     assert "127.0.0.3" in done.err
 
@@ -137,20 +137,20 @@ def test_stop_from_another_folder_and_laptop(pair, tmp_path):
         shutil.copy(pair.folder / name, other_place)
     home = tmp_path / "another-home"
     home.mkdir()
-    done = pair.inv("stop", cwd=other_place, env={"HOME": str(home)}).ends(0)
+    done = pair.clustertool("stop", cwd=other_place, env={"HOME": str(home)}).ends(0)
     job = running.says(r"^job (\S+):")
     assert done.lines() == [f"job {job}: 127.0.0.[2-3]: clean"]
     pair.gone(SOON)
-    assert "error: the job was stopped: inv stop\n" in running.wait().ends(143).err
-    done = pair.inv("stop", "--json", "--only", pair.name(0)).ends(0)
+    assert "error: the job was stopped: clustertool stop\n" in running.wait().ends(143).err
+    done = pair.clustertool("stop", "--json", "--only", pair.name(0)).ends(0)
     assert done.json == {"jobs": {}, "exit": {"code": 0, "source": "tool", "reason": ""}}
-    assert "nothing to stop" in pair.inv("stop").ends(0).out
+    assert "nothing to stop" in pair.clustertool("stop").ends(0).out
 
 
 def test_stop_of_some_hosts_names_the_others(pair):
     job = detached(pair)
     for name in (0, 1):
-        done = pair.inv("stop", "--all", "--only", pair.name(name)).ends(0)
+        done = pair.clustertool("stop", "--all", "--only", pair.name(name)).ends(0)
         assert (
             f"job {job}: {pair.name(1 - name)}: not asked (--only, --skip)" in done.err or "nothing to stop" in done.out
         )
@@ -167,15 +167,15 @@ def test_stop_of_some_hosts_with_a_job_that_was_lost_long_ago(pair):
     for process in pair.living():
         os.kill(process.pid, signal.SIGKILL)
     pair.gone()
-    (listed,) = pair.inv("jobs", "--json").ends(0).json["jobs"]
+    (listed,) = pair.clustertool("jobs", "--json").ends(0).json["jobs"]
     assert (listed["id"], listed["state"]) == (lost, "lost")
     running = detached(pair, "--only", pair.name(0))
-    done = pair.inv("stop", "--all", "--only", pair.name(0)).ends(0)
+    done = pair.clustertool("stop", "--all", "--only", pair.name(0)).ends(0)
     assert f"job {running}: {pair.name(0)}: clean" in done.out
     assert f"job {lost}: {pair.name(1)}: not asked (--only, --skip)" in done.err
     assert "did not answer" not in done.err and lost not in done.out
-    assert pair.inv("stop", "--all", "--skip", pair.name(0)).ends(0).out == "nothing to stop\n"
-    assert pair.inv("stop", "--all").ends(0).out == "nothing to stop\n"
+    assert pair.clustertool("stop", "--all", "--skip", pair.name(0)).ends(0).out == "nothing to stop\n"
+    assert pair.clustertool("stop", "--all").ends(0).out == "nothing to stop\n"
 
 
 @pytest.mark.chaos
@@ -193,44 +193,44 @@ def test_stop_finds_ranks_without_supervisors_and_guards(pair):
             os.kill(process.pid, number)
     until(lambda: not living(caretakers=True), 30, lambda: f"their end: {pair.living()}")
     assert len(living()) == 2
-    assert pair.inv("stop", "--dry").ends(0).out == f"would stop: {lost}\n"
-    (line,) = pair.inv("stop").ends(0).out.splitlines()
+    assert pair.clustertool("stop", "--dry").ends(0).out == f"would stop: {lost}\n"
+    (line,) = pair.clustertool("stop").ends(0).out.splitlines()
     assert line.startswith(f"job {lost}: ") and line.endswith(": clean"), line
     assert not pair.living()
-    assert pair.inv("stop").ends(0).out == "nothing to stop\n"
-    assert pair.inv("stop", "--json").ends(0).json["jobs"] == {}
+    assert pair.clustertool("stop").ends(0).out == "nothing to stop\n"
+    assert pair.clustertool("stop", "--json").ends(0).json["jobs"] == {}
 
 
 def test_stop_and_clean_with_several_jobs(site):
     """clean removes what has ended and nothing else."""
     node = site(1)
     node.workspace(train_py=WAITS)
-    node.inv("run", "-w", HELLO, "--job-id", "done").ends(0)
+    node.clustertool("run", "-w", HELLO, "--job-id", "done").ends(0)
     one, two = detached(node, "--job-id", "abc-one"), detached(node, "--job-id", "abc-two")
-    done = node.inv("stop").ends(64)
+    done = node.clustertool("stop").ends(64)
     assert one in done.err
     assert two in done.err
     assert "--all" in done.err
-    assert "not unique" in node.inv("stop", "--job", "abc").ends(64).err
-    dry = node.inv("stop", "--all", "--dry").ends(0)
+    assert "not unique" in node.clustertool("stop", "--job", "abc").ends(64).err
+    dry = node.clustertool("stop", "--all", "--dry").ends(0)
     assert one in dry.out
     assert two in dry.out
     assert len([p for p in node.living() if "train.py" in p.argv]) == 2
-    assert f"inv stop --job {one}" in node.inv("clean", "--job", one).ends(64).err
-    assert "would remove 1 job" in node.inv("clean", "--older-than", "0s", "--dry").ends(0).out
-    assert "removed 0 jobs" in node.inv("clean", "--older-than", "1d").ends(0).out
+    assert f"clustertool stop --job {one}" in node.clustertool("clean", "--job", one).ends(64).err
+    assert "would remove 1 job" in node.clustertool("clean", "--older-than", "0s", "--dry").ends(0).out
+    assert "removed 0 jobs" in node.clustertool("clean", "--older-than", "1d").ends(0).out
     assert len(node.jobs(0)) == 3
-    done = node.inv("clean", "--older-than", "0s", "--json").ends(0)
+    done = node.clustertool("clean", "--older-than", "0s", "--json").ends(0)
     assert done.json["removed"] == ["done"]
     assert sorted(done.json["running"]) == [one, two]
     assert [path.name for path in node.jobs(0)] == [f"JOB{one}", f"JOB{two}"]
-    done = node.inv("stop", "--all", "--json").ends(0).json
+    done = node.clustertool("stop", "--all", "--json").ends(0).json
     assert done["jobs"] == {job: {"127.0.0.2": "clean"} for job in (one, two)}
     assert done["exit"]["code"] == 0
     node.gone(SOON)
-    node.inv("clean", "--job", one).ends(0)
+    node.clustertool("clean", "--job", one).ends(0)
     assert [path.name for path in node.jobs(0)] == [f"JOB{two}"]
-    node.inv("clean", "--job", one).ends(66)
+    node.clustertool("clean", "--job", one).ends(66)
 
 
 # -- exec, check, dispatch
@@ -238,21 +238,21 @@ def test_stop_and_clean_with_several_jobs(site):
 
 def test_exec_gathers_equal_output(site):
     four = site(4)  # three with the same output, one with another
-    done = four.inv(
+    done = four.clustertool(
         "exec", "--command", "echo same; test $(basename $(dirname $HOME)) != sshd2 || { echo odd >&2; exit 5; }"
     )
     done.ends(5)
     assert done.lines() == ["--- 127.0.0.[2-3,5]", "same", "--- 127.0.0.4 (exit code 5)", "same", "odd"]
     assert done.last.startswith("clustertool: exit 5 (job): ")
-    answer = four.inv("exec", "--command", "pwd", "--json").ends(0).json
+    answer = four.clustertool("exec", "--command", "pwd", "--json").ends(0).json
     assert {node["code"] for node in answer["nodes"].values()} == {0}
     assert len(answer["nodes"]) == 4
-    late = four.inv("exec", "--command", "exec sleep 600", "--timeout", 1, "--only", four.name(0))
+    late = four.clustertool("exec", "--command", "exec sleep 600", "--timeout", 1, "--only", four.name(0))
     assert late.code in (69, 124)
     assert late.seconds < 1 + SLACK
     assert not sleepers(four)
     four.servers[1].stop()
-    done = four.inv("exec", "--command", "exit 3").ends(69)
+    done = four.clustertool("exec", "--command", "exit 3").ends(69)
     assert "--- 127.0.0.[2,4-5] (exit code 3)" in done.out
     assert "127.0.0.3" in done.err
 
@@ -303,7 +303,7 @@ def test_output_of_exec_comes_while_the_command_runs(site):
     running.signal(signal.SIGINT)
     running.wait().ends(130)
     big = f"test $(basename $(dirname $HOME)) = sshd0 || {big}"
-    done = two.inv("exec", "--command", big, "--json").ends(0)
+    done = two.clustertool("exec", "--command", big, "--json").ends(0)
     assert {node.get("left_out", 0) for node in done.json["nodes"].values()} == {0, 17000004 - (16 << 20)}
     assert "output are left out on" in done.err and "--stream" in done.err
 
@@ -314,7 +314,7 @@ def sleepers(site) -> list[int]:
 
 def test_check_is_one_matrix(site):
     many = site(4)
-    done = many.inv("check").ends(0)
+    done = many.clustertool("check").ends(0)
     assert done.seconds < 4 + SLACK
     head, row = done.lines()[:2]
     assert row.startswith("127.0.0.[2-5]")
@@ -323,7 +323,7 @@ def test_check_is_one_matrix(site):
     assert "all 4 nodes are ready" in done.err
     many.root(1).write_text("in the way")
     many.servers[2].stop()
-    done = many.inv("check", "--json").ends(69)
+    done = many.clustertool("check", "--json").ends(69)
     by_node = {row["node"]: row["findings"] for row in done.json["nodes"]}
     assert by_node["127.0.0.3"]["root"]["level"] == "bad"
     assert by_node["127.0.0.4"]["ssh"]["level"] == "bad"
@@ -341,18 +341,18 @@ def test_dispatch_sends_what_is_new_and_nothing_twice(pair):
     for name in ("output", "log", "__pycache__", ".git"):
         (job / name).mkdir()
         (job / name / "file").write_bytes(b"x" * 1000)
-    first = pair.inv("dispatch", "-w", "job", "--json").ends(0)
+    first = pair.clustertool("dispatch", "-w", "job", "--json").ends(0)
     for name in ("output/", "log/", "__pycache__/", ".git/", "secret.key"):
         assert re.search(rf"left out: .*{re.escape(name)}", first.err), first.err
     assert first.json["sent"] == ["127.0.0.2", "127.0.0.3"]
     assert 2 << 20 < first.json["bytes"] < 3 << 20, "once, and not once a node"
     assert 2 << 20 < first.json["between"] < 3 << 20
-    again = pair.inv("dispatch", "-w", "job", "--json").ends(0).json
+    again = pair.clustertool("dispatch", "-w", "job", "--json").ends(0).json
     assert (again["bytes"], again["sent"], again["had"]) == (0, [], ["127.0.0.2", "127.0.0.3"])
     (job / "train.py").write_text("print('new')")
-    delta = pair.inv("dispatch", "-w", "job", "--json").ends(0).json
+    delta = pair.clustertool("dispatch", "-w", "job", "--json").ends(0).json
     assert 0 < delta["bytes"] < 10_000
-    done = pair.inv("run", "-w", "job").ends(0)
+    done = pair.clustertool("run", "-w", "job").ends(0)
     assert "[trainer 0 127.0.0.2] new" in done.out
     files = {str(path.relative_to(pair.jobs(1)[0])) for path in pair.jobs(1)[0].rglob("*") if path.is_file()}
     assert {"train.py", "data", ".clusterignore", "nodefile"} <= files
@@ -361,7 +361,7 @@ def test_dispatch_sends_what_is_new_and_nothing_twice(pair):
     (job / "deep/.gitignore").write_text("new.*\n!new.py\n")
     for name in ("new.txt", "new.py"):
         (job / "deep" / name).write_text(name)
-    done = pair.inv("run", "-w", "job", "--only", "127.0.0.3").ends(0)
+    done = pair.clustertool("run", "-w", "job", "--only", "127.0.0.3").ends(0)
     assert "deep/new.txt (.gitignore, 7 B)" in done.err
     assert {path.name for path in (pair.job_dir(1, done.job) / "deep").iterdir()} == {"new.py", ".gitignore"}
 
@@ -373,9 +373,9 @@ def test_each_edit_is_sent_and_reported_with_dispatches_to_other_nodes_between(p
     for step, (node, edited) in enumerate(((3, True), (3, True), (2, False), (3, True), (3, True), (2, True))):
         if edited:
             (job / "f3").write_text(f"edit {step}")
-        done = pair.inv("dispatch", "-w", "job", "--only", f"127.0.0.{node}").ends(0)
+        done = pair.clustertool("dispatch", "-w", "job", "--only", f"127.0.0.{node}").ends(0)
         assert re.search(r"^dispatch: [1-9].* over the uplink", done.out + done.err, re.M), (step, done.out, done.err)
-    done = pair.inv("dispatch", "-w", "job", "--only", "127.0.0.2").ends(0)
+    done = pair.clustertool("dispatch", "-w", "job", "--only", "127.0.0.2").ends(0)
     assert "dispatch: nothing to send" in done.out + done.err
 
 
@@ -383,7 +383,7 @@ def test_a_workspace_that_is_there_already(pair):
     text = "import os\nprint('at', os.getcwd(), os.environ['CLUSTERTOOL_OUTPUT'])\n"
     (pair.folder / "there").mkdir()
     (pair.folder / "there/train.py").write_text(text)
-    done = pair.inv("run", "--job-workspace", pair.folder / "there", "--all-ranks").ends(0)
+    done = pair.clustertool("run", "--job-workspace", pair.folder / "there", "--all-ranks").ends(0)
     for node in range(2):
         (job,) = pair.jobs(node)
         assert f"[trainer {node} 127.0.0.{node + 2}] at {pair.folder / 'there'} {job}/output" in done.lines()
@@ -391,10 +391,12 @@ def test_a_workspace_that_is_there_already(pair):
         assert (job / f"log/workerlog.{node}").exists()
     assert (pair.folder / "there/log").is_symlink()
     assert (pair.folder / "there/train.py").read_text() == text
-    assert "nowhere" in pair.inv("run", "--job-workspace", "/nowhere/at/all", "--only", "127.0.0.2").ends(69).err
+    assert (
+        "nowhere" in pair.clustertool("run", "--job-workspace", "/nowhere/at/all", "--only", "127.0.0.2").ends(69).err
+    )
     (pair.home(0) / "mine").mkdir()
     (pair.home(0) / "mine/job.toml").write_text("[trainer]\ncommand = ['pwd']\nper_node = 2\n")
-    done = pair.inv("run", "--job-workspace", "~/mine", "--only", "127.0.0.2", "-r", "0,1").ends(0)
+    done = pair.clustertool("run", "--job-workspace", "~/mine", "--only", "127.0.0.2", "-r", "0,1").ends(0)
     assert sorted(done.lines("[")) == [f"[trainer {rank} 127.0.0.2] {pair.home(0)}/mine" for rank in (0, 1)]
 
 
@@ -468,7 +470,7 @@ def test_ctrl_c_instead_of_a_passphrase(locked):
 
 
 def test_without_a_terminal_no_question_is_asked(locked):
-    done = locked.inv("jobs").ends(77)
+    done = locked.clustertool("jobs").ends(77)
     assert "passphrase" in done.err
 
 
@@ -482,30 +484,30 @@ def test_fetch_brings_results_back(pair):
         (out / "deep/model").write_text("of rank " + os.environ["RANK"])
     """
     )
-    job = pair.inv("run", "-w", "job").ends(0).job
-    assert "rank 0: 1 file, 9 B -> " in pair.inv("fetch").ends(0).out
+    job = pair.clustertool("run", "-w", "job").ends(0).job
+    assert "rank 0: 1 file, 9 B -> " in pair.clustertool("fetch").ends(0).out
     assert (pair.folder / f"JOB{job}/deep/model").read_text() == "of rank 0"
     assert (pair.folder / f"JOB{job}/.clustertool-logs").exists()
-    done = pair.inv("fetch", "--job", job, "--rank", "all", "--to", "all", "--json").ends(0)
+    done = pair.clustertool("fetch", "--job", job, "--rank", "all", "--to", "all", "--json").ends(0)
     assert sorted(done.json["ranks"]) == ["0", "1"]
     assert [(pair.folder / f"all/rank{rank}/deep/model").read_text() for rank in (0, 1)] == ["of rank 0", "of rank 1"]
-    pair.inv("fetch", "--rank", 1, "--path", "log", "--to", "logs", "--only", pair.name(1)).ends(0)
+    pair.clustertool("fetch", "--rank", 1, "--path", "log", "--to", "logs", "--only", pair.name(1)).ends(0)
     assert (pair.folder / "logs/workerlog.1").exists()
-    pair.inv("fetch", "--rank", 7).ends(66)
-    done = pair.inv("fetch", "--path", "output/deep/model/", "--to=~/one", "--rank", "all", "--json").ends(0)
+    pair.clustertool("fetch", "--rank", 7).ends(66)
+    done = pair.clustertool("fetch", "--path", "output/deep/model/", "--to=~/one", "--rank", "all", "--json").ends(0)
     assert done.json["ranks"]["1"]["to"] == str(pair.laptop / "one/rank1/model")
     assert (pair.laptop / "one/rank1/model").read_text() == "of rank 1"
-    assert "rank 0: nothing new to copy -> " in pair.inv("fetch").ends(0).out
-    files = pair.inv("logs", "--files", "--json").ends(0).json["nodes"]
+    assert "rank 0: nothing new to copy -> " in pair.clustertool("fetch").ends(0).out
+    files = pair.clustertool("logs", "--files", "--json").ends(0).json["nodes"]
     assert [f"workerlog.{rank}" in files[pair.name(rank)] for rank in (0, 1)] == [True, True]
     shutil.rmtree(pair.jobs(0)[0] / "output/deep")
-    empty = pair.inv("fetch", "--to", "empty", "--only", pair.name(0)).ends(0)
+    empty = pair.clustertool("fetch", "--to", "empty", "--only", pair.name(0)).ends(0)
     assert f"rank 0: nothing to copy: there are no files in output on {pair.name(0)}" in empty.err
     assert not (pair.folder / "empty").exists()
-    missing = pair.inv("fetch", "--path", "nothing", "--to", "x", "--only", pair.name(0)).ends(66)
+    missing = pair.clustertool("fetch", "--path", "nothing", "--to", "x", "--only", pair.name(0)).ends(66)
     assert f"{pair.name(0)}: there is no file or folder 'nothing' of this job" in missing.err
     assert f"logs --job {job} --files" in missing.err
-    pair.inv("fetch", "--path", "../up").ends(64)
+    pair.clustertool("fetch", "--path", "../up").ends(64)
 
 
 def test_commands_of_a_user_without_an_entry_against_nodes(site):
@@ -539,6 +541,6 @@ def test_a_large_file_that_is_cut_after_it_was_read_is_sent_as_it_is(pair, carri
     )
     python.chmod(0o755)
     pair.conf(PYTHON=str(python))
-    done = pair.inv("run", "-w", "job", "--dispatch", carrier).ends(0)
+    done = pair.clustertool("run", "-w", "job", "--dispatch", carrier).ends(0)
     assert "1000000" in done.out
     assert len([line for line in done.err.splitlines() if "is sent as it is now" in line and "big" in line]) == 1

@@ -51,7 +51,7 @@ def compare(site, key: Path, around: Sequence[str] = (), extra: Sequence[str] = 
     (server,) = one.servers
     (server.home / ".bashrc").write_bytes(START_FILE)
     one.workspace(train_py=PROGRAM)
-    done = one.inv("run", "-w", "job").ends(0)
+    done = one.clustertool("run", "-w", "job").ends(0)
     (folder,) = one.jobs(0)
     login, rank = of_ssh(server, key), variables((folder / "output/env").read_bytes())
     assert {name for name in login if name not in rank} <= {*REMOVED, b"_"}

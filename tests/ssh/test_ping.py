@@ -95,11 +95,11 @@ def test_without_the_command_nothing_is_measured(why: str, tmp_path: Path, monke
 def test_check_shows_not_measured_and_run_is_not_refused(site, tmp_path):
     one = site(1)
     path = {"PATH": f"{_forbidden(tmp_path / 'bin')}:{os.environ['PATH']}"}
-    rows = one.inv("check", "--json", env=path).ends(0).json["nodes"]
+    rows = one.clustertool("check", "--json", env=path).ends(0).json["nodes"]
     assert [row["findings"]["ping"] for row in rows] == [{"level": "skip", "text": "not measured", "fix": ""}]
-    assert "not measured" in one.inv("check", env=path).ends(0).out
-    done = one.inv("run", "-w", HELLO, env=path).ends(0)
+    assert "not measured" in one.clustertool("check", env=path).ends(0).out
+    done = one.clustertool("run", "-w", HELLO, env=path).ends(0)
     assert "ping" not in done.err
     one.servers[0].stop()
-    down = one.inv("check", "--json", env=path).ends(69).json["nodes"][0]["findings"]
+    down = one.clustertool("check", "--json", env=path).ends(69).json["nodes"][0]["findings"]
     assert (down["ssh"]["level"], down["ping"]["level"]) == ("bad", "skip")
