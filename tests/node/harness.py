@@ -11,7 +11,9 @@ import fcntl
 import functools
 import json
 import os
+import re
 import select
+import shutil
 import signal
 import subprocess
 import sys
@@ -37,13 +39,15 @@ from clustertool.node.system import private_directory
 from tests import forked, forked_agents, proc_files
 
 PATIENCE = 30.0  # seconds for something to come true: others load this machine
+SHORTEST, LONGEST = 0.01, 0.05  # seconds between two polls; what has taken long is polled less often
 Event = dict[str, Any]
 _SHELL: Sequence[str] = ("/bin/sh",)
 
 
 def until(true: Callable[[], Any], what: str = "it came true", patience: float = PATIENCE) -> Any:
     """Poll until it is true and return what it was, or fail."""
-    end = time.monotonic() + patience
+    start = time.monotonic()
+    end = start + patience
     while True:
         began = time.monotonic()
         found = true()
@@ -51,7 +55,8 @@ def until(true: Callable[[], Any], what: str = "it came true", patience: float =
             return found
         now = time.monotonic()
         assert now < end, f"{patience:g} s and not: {what}"
-        time.sleep(min(max(0.01, now - began), 1.0))
+        pause = min(max(SHORTEST, (now - start) / 10), LONGEST)
+        time.sleep(min(max(pause, 2 * (now - began)), 1.0))
 
 
 # -- processes, as /proc tells them -----------------------------------------------------------------------------------
@@ -138,7 +143,10 @@ class Channel:
 
     def __init__(self, argv: Sequence[str], env: Mapping[str, str], place: Path | None = None) -> None:
         """place: of the node's code; the process is a fork of one that has imported it (see tests/forked_agents.py)."""
-        self.popen = _start(argv, env) if place is None else forked_agents.start(argv, env, place)
+        if place is None:
+            self.popen: subprocess.Popen[bytes] | forked.Forked = _start(argv, env)
+        else:
+            self.popen = forked_agents.start(argv, env, place)
         self._timeout: float | None = None
         self.sent = 0
         self.eof_received, self.status_event = True, threading.Event()  # nothing to wait for at the end
@@ -333,7 +341,7 @@ class Node:
 
     def __init__(self, cluster: Cluster, index: int, env: Mapping[str, str], place: Path | None = None) -> None:
         self.cluster, self.index, self.env = cluster, index, env
-        self._place = place  # of the code in the home of all tests
+        self.place = place  # of the code in the home of all tests
         self.host = cluster.hosts[index]
         self.root = Path(self.host.root_dir)
         self.shell = _SHELL
@@ -342,11 +350,11 @@ class Node:
     def link(self) -> Link:
         """A link to it. Agents are forks, unless the login, the home or the interpreter is one of the test."""
         own = self.shell != _SHELL or self.cluster.python_of(self.host) != sys.executable
-        if own or self._place is None or not self._place.is_relative_to(self.env.get("HOME", "/nowhere")):
+        if own or self.place is None or not self.place.is_relative_to(self.env.get("HOME", "/nowhere")):
             return Link(self.env, self.shell)
         if not forked_agents.can_fork(self.env) or not forked.can_join():
             return Link(self.env, self.shell)
-        return ForkingLink(self.env, self._place, self.cluster.root_dir_group)
+        return ForkingLink(self.env, self.place, self.cluster.root_dir_group)
 
     def open(self) -> Client:
         """A new agent, as a new command of a laptop starts it."""
@@ -619,20 +627,16 @@ def _facts(nodes: Sequence[Node]) -> dict[int, Facts]:
 
 @functools.cache
 def pythons() -> list[str]:
-    """Every Python >= 3.8 that this machine has, one of each version."""
-    found: dict[str, str] = {}
+    """Every Python >= 3.8 that this machine has, one of each version.
+
+    Their names have the versions: each worker calls this while it collects the tests, and to start them takes 0.3 s of CPU.
+    """
+    found = {sys.version_info[:2]: sys.executable}
     for path in _candidates():
-        version = Path(path).name.removeprefix("python")
-        if version in found or version in ("2.7", "3.6", "3.7"):
-            continue  # each worker starts all others when it collects the tests
-        code = "import sys; print('%d.%d' % sys.version_info[:2], int(sys.version_info >= (3, 8)))"
-        done = subprocess.run(
-            [path, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, check=False
-        )
-        text = done.stdout.split()
-        if len(text) == 2 and text[1] == "1":
-            found.setdefault(text[0], path)
-    return [found[version] for version in sorted(found, key=lambda v: [int(n) for n in v.split(".")])]
+        version = re.fullmatch(r"python(\d+)\.(\d+)", Path(path).name)
+        if version and os.access(path, os.X_OK):
+            found.setdefault((int(version[1]), int(version[2])), path)
+    return [found[version] for version in sorted(found) if version >= (3, 8)]
 
 
 def python_cases() -> list[Any]:
@@ -651,9 +655,6 @@ def old_pythons() -> list[str]:
 
 
 def _candidates() -> Iterator[str]:
-    import shutil
-
-    yield sys.executable
     for path in _installed():
         yield str(path)
     for minor in range(8, 20):

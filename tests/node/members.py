@@ -6,6 +6,7 @@ The real supervisors run here without the joining of the next epoch: the test gi
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -13,10 +14,12 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
-from tests.node.harness import PATIENCE, Job, Process, alive, kill, sample, until
+from tests import forked, forked_agents
+from tests.node.harness import PATIENCE, Channel, Job, Process, alive, kill, sample, until
 
 _PROGRAM = """
 import json, os, sys
+sys.path.append(sys.argv[1])
 from clustertool.node.storage import files
 from clustertool.node.supervisor.supervisor import Supervisor
 given = json.loads(sys.stdin.readline())
@@ -39,28 +42,27 @@ for line in iter(sys.stdin.readline, ""):
 
 
 class Member:
-    """The process of one node. results: of its epochs: the outcome, the `end` of the epoch, and the files that stay open."""
+    """The process of one node, a fork as agents are where it can be.
+
+    results: of its epochs: the outcome, the `end` of the epoch, and the files that stay open.
+    """
 
     def __init__(self, job: Job, node: int) -> None:
         fields = job.start_requests[node].fields
         launch = {name: fields[name] for name in ("secrets", "certificate", "key")}
         self.job, self.node = job, node
         self.results: list[dict[str, Any]] = []
-        self.popen = subprocess.Popen(
-            [sys.executable, "-c", _PROGRAM],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env=dict(job.nodes[node].env),
-            text=True,
-        )
+        place, env = job.nodes[node].place, job.nodes[node].env
+        as_agents = forked_agents.can_fork(env) and forked.can_join()
+        argv = [sys.executable, "-ESs", "-c", _PROGRAM, str(place)]
+        self._channel = Channel(argv, env, place if as_agents else None)
+        self.popen = self._channel.popen
         self._send({"job_dir": str(job.dir(node)), "launch": launch})
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
 
     def _send(self, message: object) -> None:
-        assert self.popen.stdin is not None
-        self.popen.stdin.write(f"{json.dumps(message)}\n")
-        self.popen.stdin.flush()
+        self._channel.sendall(f"{json.dumps(message)}\n".encode())
 
     def _read(self) -> None:
         assert self.popen.stdout is not None
@@ -78,14 +80,15 @@ class Member:
 
     def result(self, number: int) -> dict[str, Any]:
         """Of the epoch that began as number `number` of this member, from 0."""
-        until(lambda: len(self.results) > number, f"the end of epoch {number} of member {self.node}: {self.results}")
+        what = f"the end of epoch {number} of member {self.node}"
+        until(lambda: len(self.results) > number or self.popen.poll() is not None, what)
+        until(lambda: len(self.results) > number, f"{what}: {self.results} {self._channel.recv_stderr(1 << 16)!r}", 5.0)
         return self.results[number]
 
     def end(self) -> None:
-        assert self.popen.stdin is not None
-        self.popen.stdin.close()
+        self._channel.close()
         if self.popen.poll() is None and alive(self.process):
-            self.popen.send_signal(signal.SIGCONT)
+            os.kill(self.popen.pid, signal.SIGCONT)
         try:
             self.popen.wait(5.0)
         except subprocess.TimeoutExpired:

@@ -126,7 +126,11 @@ def test_what_follows_the_last_line_is_kept() -> None:
     channel.kill()
 
 
-@pytest.mark.parametrize("noise", [DRIBBLE, "yes"])
+# More than the limit at once, and then some more without end: what `yes` prints, both ends encrypt as fast as they can.
+FLOOD = "while head -c 70000 /dev/zero; do sleep 0.1; done"
+
+
+@pytest.mark.parametrize("noise", [DRIBBLE, FLOOD])
 def test_a_script_starts_in_time_or_fails(
     cluster_of: Callable[..., tuple[Cluster, list[sshd.Sshd]]], noise: str
 ) -> None:
