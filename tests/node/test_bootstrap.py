@@ -166,7 +166,14 @@ def test_a_start_finds_a_damaged_directory(installed: Path) -> None:
     assert answer() == b"", "each was undone"
 
 
-@pytest.mark.parametrize("name, damage", [(MODULE, "cut"), (COMPILED, "another user's"), ("FILES", "gone")])
+@pytest.mark.parametrize(
+    "name, damage",
+    [
+        (MODULE, "cut"),
+        pytest.param(COMPILED, "another user's", marks=pytest.mark.chaos),  # the test above has how each is found
+        pytest.param("FILES", "gone", marks=pytest.mark.chaos),
+    ],
+)
 def test_a_damaged_directory_is_made_again(bench: Bench, installed: Path, name: str, damage: str) -> None:
     """The code is sent again, and whole again."""
     where = node(bench, installed)
@@ -236,9 +243,10 @@ def test_a_traceback_shows_the_code(bench: Bench, fresh: Path) -> None:
         client.ask("meet", step="leave")
 
 
-def test_four_first_starts_at_once(bench: Bench, fresh: Path) -> None:
+@pytest.mark.parametrize("count", [2, pytest.param(4, marks=pytest.mark.chaos)])
+def test_first_starts_at_once(bench: Bench, fresh: Path, count: int) -> None:
     """As on nodes that share one home."""
-    nodes = [node(bench, fresh) for _ in range(4)]
+    nodes = [node(bench, fresh) for _ in range(count)]
     failed: list[ClustertoolError] = []
 
     def start(one: Node) -> None:
@@ -276,7 +284,11 @@ def homes(fresh: Path) -> Iterator[tuple[str, Path]]:
         yield "it is another user's", foreign
 
 
-@pytest.mark.parametrize("number", range(4 + (os.getuid() == 0)))
+# One that nothing can be written to, and one that the loader refuses; the others of each kind take the same path.
+_OTHER_HOMES = [pytest.param(number, marks=pytest.mark.chaos) for number in (1, 2, 4)[: 2 + (os.getuid() == 0)]]
+
+
+@pytest.mark.parametrize("number", [0, 3, *_OTHER_HOMES])
 def test_from_a_temporary_directory(bench: Bench, fresh: Path, number: int) -> None:
     """It is removed with the agent; a job that goes on needs none of it."""
     why, home = list(homes(fresh))[number]
@@ -293,7 +305,7 @@ def test_from_a_temporary_directory(bench: Bench, fresh: Path, number: int) -> N
         assert not (fresh / "nowhere").exists()
         assert not list((fresh / "open").rglob("*.py"))
         return
-    job = bench.run([where], "until [ -e go ]; do sleep 0.05; done; exit 3")
+    job = bench.run([where], "until [ -e go ]; do sleep 0.2; done; exit 3")
     client.close()
     assert not folder.exists()
     (job.dir() / "go").touch()
@@ -513,16 +525,21 @@ def test_a_start_takes_little_cpu_time(bench: Bench, fresh: Path) -> None:
         home.mkdir(mode=0o700)
     bare()  # each start also waits for processes of earlier tests that have ended, and would be charged for them
     where = node(bench, homes[0])
-    first = min(asked(where, "jobs"), *(asked(node(bench, home), "jobs") for home in homes[1:]))
+    firsts = [asked(where, "jobs")]
     requests: dict[str, dict[str, object]] = {
         "jobs": {},
         "probe": {"root_dir": str(where.root)},
         "patch": {"release": "r", "base": "b", "steps": [], "manifest": "m", "groups": None, "pieces": {}},
     }
     least = dict.fromkeys([*requests, "bare"], 60.0)
-    for _ in range(5):
+    for number in range(5):
         least["bare"] = min(least["bare"], bare())
         for name, fields in requests.items():
             least[name] = min(least[name], asked(where, name, **fields))
-    assert max(least[name] for name in requests) < SHORT * least["bare"], least
-    assert first < least["jobs"] + FIRST * least["bare"]
+        short = max(least[name] for name in requests) < SHORT * least["bare"]
+        if number == 1 and firsts[0] >= least["jobs"] + FIRST * least["bare"]:
+            firsts.append(asked(node(bench, homes[1]), "jobs"))
+        if number and short:
+            break
+    assert short, least
+    assert min(firsts) < least["jobs"] + FIRST * least["bare"]

@@ -8,6 +8,7 @@ import os
 import signal
 import stat
 import subprocess
+import sys
 import zipfile
 from dataclasses import replace
 from pathlib import Path
@@ -71,16 +72,17 @@ def joining(machine: Machine, path: Path) -> list[str]:
 
 
 def test_a_bundle_has_all(join_bench: JoinBench, folder: Path) -> None:
-    """Code, key and workspace. The files differ in ROOT_DIR only, since both machines are this one."""
+    """Code, key and workspace. The files differ in ROOT_DIR, since both machines are this one, and one has compiled modules."""
     machines = join_bench.job(
         2, ["python3", "train.py"], python=pythons()[-1], port=0, toml={"shards": {"files": ["data/x-*"]}}
     )
     join = with_workspace(replace(machines[0].join, index=None), read_workspace(folder))
+    machines[1].python = sys.executable
     path = bundle(join_bench.tmp, join, workspace=folder, compiled=False)
     assert stat.S_IMODE(path.stat().st_mode) == 0o600 and path.stat().st_size < 6 << 20
     for index, machine in enumerate(machines):
         own = replace(join, own=machine.join.own)
-        path = bundle(join_bench.tmp, own, f"bundle{index}.pyz", folder, compiled=False)
+        path = bundle(join_bench.tmp, own, f"bundle{index}.pyz", folder, compiled=bool(index))
         begin(machine, path, "--index", str(index))
     assert [machine.wait() for machine in machines] == [0, 0], [one.lines for one in machines]
     for rank, machine in enumerate(machines):

@@ -83,7 +83,8 @@ def test_a_start_file_that_waits_is_named(start_file: str, message: str) -> None
         greeting.start(b"echo the script runs")
     for name in (".bashrc", ".zshenv", ".cshrc", "config.fish", "forces a command"):
         assert name in caught.value.fix
-    channel.kill()
+    os.killpg(channel.popen.pid, signal.SIGKILL)  # its `sleep`, too, would keep stderr open, whose end is waited for
+    channel.end()
 
 
 @pytest.mark.parametrize(
