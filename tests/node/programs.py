@@ -16,18 +16,18 @@ def python(text: str) -> list[str]:
 
 
 PLAIN = "echo pid $$; echo ready; exec sleep 1000"
-IGNORES_TERM = "trap '' TERM; echo pid $$; echo ready; while :; do sleep 0.05; done"
+IGNORES_TERM = "trap '' TERM; echo pid $$; echo ready; while :; do sleep 0.2; done"
 SAYS_BYE = python("""
 import signal, sys, time
 signal.signal(signal.SIGTERM, lambda *_: (say("bye"), sys.exit()))
 say("ready")
 time.sleep(1000)
 """)
-SETSID = """setsid sh -c 'echo pid $$; trap "" TERM; while :; do sleep 0.05; done' & echo ready; wait"""
+SETSID = """setsid sh -c 'echo pid $$; trap "" TERM; while :; do sleep 0.2; done' & echo ready; wait"""
 ENV_WIPED = "env -i sh -c 'echo pid $$; exec sleep 1000' & echo ready; wait"
 # Goes on to a process that no marker identifies, and that no search has found yet, once the file `go` is there.
 ENV_WIPED_LATE = """
-    echo ready; until [ -e go ]; do sleep 0.02; done
+    echo ready; until [ -e go ]; do sleep 0.05; done
     (env -i sh -c 'echo pid $$; exec sleep 1000' &)
     exec sleep 1000
 """

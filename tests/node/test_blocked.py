@@ -15,7 +15,7 @@ from tests.node.test_links import _frame as frame
 from tests.node.test_links import _tls as tls
 
 TIMEOUT = 2
-ENDS = "echo ready; until [ -e go ]; do sleep 0.05; done"
+ENDS = "echo ready; until [ -e go ]; do sleep 0.2; done"
 COORDINATOR, OTHER = 0, 1
 
 

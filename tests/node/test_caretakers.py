@@ -156,7 +156,7 @@ def test_born_while_the_supervisor_is_frozen(bench: Bench, ender: str) -> None:
 
 
 def test_supervisor_frozen_for_a_moment(bench: Bench) -> None:
-    job = started(bench, "echo ready; until [ -e go ]; do sleep 0.05; done; echo done")
+    job = started(bench, "echo ready; until [ -e go ]; do sleep 0.2; done; echo done")
     supervisor = job.process("supervisor")
     kill(supervisor, signal.SIGSTOP)
     until(lambda: state(supervisor) == "T")
@@ -322,7 +322,7 @@ def test_job_outlives_its_code(bench: Bench) -> None:
 
     home = bench.tmp / "home"
     home.mkdir()
-    job = bench.run(bench.nodes(2, env={"HOME": str(home)}), "echo ready; until [ -e go ]; do sleep 0.05; done; exit 5")
+    job = bench.run(bench.nodes(2, env={"HOME": str(home)}), "echo ready; until [ -e go ]; do sleep 0.2; done; exit 5")
     job.ready()
     for node in job.nodes:
         node.client.kill()

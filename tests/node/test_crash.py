@@ -112,7 +112,7 @@ def test_a_slow_disk_delays_no_verdict(node: Callable[..., Node], bench: Bench, 
     """The supervisor waits for the disk when all else is over."""
     gate = tmp_path / "gate"
     gate.touch()
-    job = bench.run([node(SYNC_GATE=str(gate))], "until [ -e go ]; do sleep 0.02; done")
+    job = bench.run([node(SYNC_GATE=str(gate))], "until [ -e go ]; do sleep 0.05; done")
     until(lambda: (job.dir() / "log/workerlog.0").exists(), "the rank runs")
     gate.unlink()
     (job.dir() / "go").touch()

@@ -280,7 +280,7 @@ def test_a_node_is_released(join_bench: JoinBench) -> None:
 LAST_LINES = """
     trap 'sleep 1; echo saved; exit 0' TERM
     echo epoch $CLUSTERTOOL_ATTEMPT rank $RANK of $WORLD_SIZE
-    while :; do sleep 0.05; done
+    while :; do sleep 0.2; done
 """
 
 

@@ -335,7 +335,7 @@ def fill(folder: Path) -> None:
 def test_disk_fills_while_a_job_runs(small_disk: Path, bench: Bench) -> None:
     """The job goes on and ends as it should; room for what must be recorded was kept, so no event is missing at any time."""
     nodes = bench.nodes(1, root=small_disk)
-    job = bench.run(nodes, f"echo ready; until [ -e {bench.tmp}/go ]; do sleep 0.02; done; exit 3").ready()
+    job = bench.run(nodes, f"echo ready; until [ -e {bench.tmp}/go ]; do sleep 0.05; done; exit 3").ready()
     rank, supervisor = job.rank(), job.process("supervisor")
     stream = job.follow()
     fill(small_disk)
@@ -448,7 +448,7 @@ def test_ranks_are_not_ours_to_trust(bench: Bench) -> None:
     """A rank that removes its whole directory, ours included, is still supervised and still ended."""
     program = f"""
         trap '' TERM; echo pid $$; echo ready; cd /
-        until [ -e {bench.tmp}/go ]; do sleep 0.02; done; until rm -rf {bench.tmp}/root*/JOB*; do :; done; exec sleep 1000
+        until [ -e {bench.tmp}/go ]; do sleep 0.05; done; until rm -rf {bench.tmp}/root*/JOB*; do :; done; exec sleep 1000
     """
     job = bench.run(None, program, policy={"grace": 0.2}).ready()
     rank, supervisor, guard = job.rank(), job.process("supervisor"), job.process("guard")

@@ -170,7 +170,7 @@ class _Anywhere(Stream):
 
 
 def test_tail_then_grows(bench: Bench) -> None:
-    job = bench.run(None, "seq 100; echo ready; until [ -e go ]; do sleep 0.01; done; echo last").ready()
+    job = bench.run(None, "seq 100; echo ready; until [ -e go ]; do sleep 0.05; done; echo last").ready()
     client = job.nodes[0].open()
     client.stream = _Anywhere()
     stream = job.follow(client=client, tail=2)
@@ -199,7 +199,7 @@ def test_attempts(bench: Bench) -> None:
 
 def test_order_by_time(bench: Bench) -> None:
     """Logs of several ranks as they were written, and the rest too."""
-    program = "for i in 1 2 3; do until [ -e go$i$RANK ]; do sleep 0.01; done; echo $i $RANK; done"
+    program = "for i in 1 2 3; do until [ -e go$i$RANK ]; do sleep 0.05; done; echo $i $RANK; done"
     job = bench.run(None, program, per_node=2)
     growth = job.dir() / ".clustertool/growth.jsonl"
     for step in ("11", "10", "20", "21", "30", "31"):
@@ -215,7 +215,7 @@ def test_order_by_time(bench: Bench) -> None:
 
 def test_order_of_a_log_that_its_program_truncates(bench: Bench) -> None:
     """The record names more bytes than the file has: the agent sends those that were saved, and those that are there."""
-    program = "echo one; echo two; until [ -e go ]; do sleep 0.01; done; echo 3 > /dev/stderr"
+    program = "echo one; echo two; until [ -e go ]; do sleep 0.05; done; echo 3 > /dev/stderr"
     job = bench.run(None, program)
     until(lambda: (job.dir() / ".clustertool/growth.jsonl").exists(), "the growth is written down")
     finish(job)
@@ -347,7 +347,7 @@ def test_rank_replaces_its_log(bench: Bench) -> None:
     secret = bench.tmp / "secret"
     secret.write_text("not yours")
     link = "; ".join(f"ln -sf {secret} {place}{LOG}" for place in ("", ".clustertool/"))
-    job = bench.run(None, f"{link}; until [ -e go ]; do sleep 0.01; done")
+    job = bench.run(None, f"{link}; until [ -e go ]; do sleep 0.05; done")
     until(lambda: (job.dir() / LOG).is_symlink())
     stream = job.follow()
     assert job.nodes[0].ask("tail", job=job.id, log=LOG, lines=5)["text"] == ""

@@ -98,7 +98,7 @@ def test_a_driver_that_hangs_costs_only_the_cards(bench: Bench, driver: Driver) 
 
 def test_a_job_that_ends_by_itself_leaves_none(bench: Bench, driver: Driver) -> None:
     node = node_with(bench, driver)
-    job = bench.run([node], "until [ -e go ]; do sleep 0.05; done", devices="0")
+    job = bench.run([node], "until [ -e go ]; do sleep 0.2; done", devices="0")
     until(lambda: with_cards(job), "a line with cards")
     (job.dir() / "go").touch()
     job.gone()

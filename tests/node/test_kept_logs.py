@@ -13,7 +13,7 @@ from clustertool.node.jobs.rank_log import TRUNCATED
 from tests.node.harness import Bench, Job, Stream, read, until
 
 LOG = "log/workerlog.0"
-WAIT = "until [ -e {} ]; do sleep 0.01; done; "
+WAIT = "until [ -e {} ]; do sleep 0.05; done; "
 OPENS = f'{sys.executable} -SE -c \'open("/dev/stdout", "w").write("2\\n")\''
 
 

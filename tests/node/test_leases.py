@@ -21,7 +21,7 @@ from tests.node.members import Members
 LEASE = 4.0
 SLACK = 1.0  # seconds that a loaded machine needs for what takes 0.1 s
 # Each rank of an epoch waits for a file of this epoch, and ends well then.
-WAITS = "echo pid $$; echo ready $CLUSTERTOOL_ATTEMPT; until [ -e go$CLUSTERTOOL_ATTEMPT ]; do sleep 0.05; done"
+WAITS = "echo pid $$; echo ready $CLUSTERTOOL_ATTEMPT; until [ -e go$CLUSTERTOOL_ATTEMPT ]; do sleep 0.2; done"
 Start = Callable[..., Members]
 
 
@@ -332,7 +332,7 @@ def test_an_offer_begins_an_epoch_if_the_user_wants_that(bench: Bench, members: 
 
 def test_a_member_that_offers_itself_again_is_not_waited_for(bench: Bench, members: Start, cable_of: CableOf) -> None:
     """Its lease has ended without a connection, and the coordinator has given it up."""
-    slow = "trap 'sleep 4; exit' TERM; echo pid $$; echo ready; while :; do sleep 0.05; done"
+    slow = "trap 'sleep 4; exit' TERM; echo pid $$; echo ready; while :; do sleep 0.2; done"
     job = planned(bench, 2, p.one_each(slow, p.PLAIN))
     cable = cable_of(job)
     group = members(job)

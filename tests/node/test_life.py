@@ -72,7 +72,7 @@ def test_first_failure_counts(bench: Bench) -> None:
     """Who dies of the loss is a victim, whatever its code."""
     program = """
         if [ $RANK = 1 ]; then exit 3; fi
-        trap 'exit 99' TERM; while :; do sleep 0.05; done
+        trap 'exit 99' TERM; while :; do sleep 0.2; done
     """
     job = bench.run(bench.nodes(2), program, per_node=2)
     outcome = job.ended(1)
@@ -82,7 +82,7 @@ def test_first_failure_counts(bench: Bench) -> None:
 
 def test_ranks_that_fail_at_the_same_instant_are_all_culprits(bench: Bench, tmp_path: Path) -> None:
     """Eight ranks fail in the same moment. Those that the stop reached died of its signal; only these are called stopped."""
-    program = f"echo ready; while [ ! -e {tmp_path}/go ]; do sleep 0.01; done; echo SyntaxError; exit 5"
+    program = f"echo ready; while [ ! -e {tmp_path}/go ]; do sleep 0.05; done; echo SyntaxError; exit 5"
     job = bench.run(bench.nodes(2), program, per_node=4).ready()
     (tmp_path / "go").touch()
     outcome = job.ended()
@@ -102,7 +102,7 @@ def test_the_same_error_on_all_nodes_is_one_verdict_without_victims(bench: Bench
     """Each node has one rank. The first failure must not stop the others, which fail of the same error a moment later."""
     go = bench.tmp / "go"
     program = (
-        f"echo ready; until [ -e {go} ]; do sleep 0.01; done; echo file $RANK, line 1; echo SyntaxError $RANK; exit 1"
+        f"echo ready; until [ -e {go} ]; do sleep 0.05; done; echo file $RANK, line 1; echo SyntaxError $RANK; exit 1"
     )
     job = bench.run(bench.nodes(4), program).ready()
     go.touch()
@@ -116,7 +116,7 @@ def test_the_same_error_on_all_nodes_is_one_verdict_without_victims(bench: Bench
 
 def test_a_cause_that_is_known_after_its_consequence_is_reported_first(bench: Bench, tmp_path: Path) -> None:
     """Rank 1 ends because the connection to rank 0 is closed, and its end is known before that of rank 0."""
-    cause = f"until [ -e {tmp_path}/closed ]; do sleep 0.01; done; sleep 0.1; echo ValueError; exit 5"
+    cause = f"until [ -e {tmp_path}/closed ]; do sleep 0.05; done; sleep 0.1; echo ValueError; exit 5"
     consequence = f"echo ConnectionError: closed by peer; touch {tmp_path}/closed; exit 1"
     job = bench.run(bench.nodes(2), p.one_each(cause, consequence))
     outcome = job.ended()
@@ -126,7 +126,7 @@ def test_a_cause_that_is_known_after_its_consequence_is_reported_first(bench: Be
 def test_a_stop_by_the_user_does_not_wait_for_further_failures(bench: Bench) -> None:
     def waited() -> float:
         job = bench.run(
-            bench.nodes(2), p.one_each("echo ready; until [ -e go ]; do sleep 0.02; done; exit 5", p.PLAIN)
+            bench.nodes(2), p.one_each("echo ready; until [ -e go ]; do sleep 0.05; done; exit 5", p.PLAIN)
         ).ready()
         (job.dir(0) / "go").touch()
         job.until("exited")
@@ -142,8 +142,8 @@ def test_a_stop_by_the_user_does_not_wait_for_further_failures(bench: Bench) -> 
 def test_it_is_known_which_ranks_the_signal_ends_at_once(bench: Bench) -> None:
     """Such a rank has no exit code after a stop, unless it was ending by itself when the signal came."""
     program = """
-        if [ $RANK = 0 ]; then echo ready; while :; do sleep 0.05; done; fi
-        trap 'exit 3' TERM; echo ready; while :; do sleep 0.05; done
+        if [ $RANK = 0 ]; then echo ready; while :; do sleep 0.2; done; fi
+        trap 'exit 3' TERM; echo ready; while :; do sleep 0.2; done
     """
     job = bench.run(bench.nodes(1), program, per_node=2).ready()
     mortal = {rank: processes.dies_of(job.rank(rank).pid, signal.SIGTERM) for rank in range(2)}

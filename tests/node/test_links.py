@@ -22,7 +22,7 @@ from tests.node.harness import Bench, Job, alive, kill, until
 
 def test_nothing_is_lost_or_doubled(bench: Bench, cable_of: CableOf) -> None:
     """A cable that breaks all the time: every exit is counted once, so that the verdict comes with the last and not before."""
-    program = "echo ready; until [ -e go$RANK ]; do sleep 0.05; done"
+    program = "echo ready; until [ -e go$RANK ]; do sleep 0.2; done"
     job = bench.job(bench.nodes(2, LOSS_TIMEOUT=8), program, per_node=6)
     cable = cable_of(job)
     job.start().ready()
@@ -56,7 +56,7 @@ def test_order_to_start_survives_a_cut(bench: Bench, cable_of: CableOf) -> None:
 
 def test_pulled_for_less_than_the_timeout(bench: Bench, cable_of: CableOf) -> None:
     """Nothing arrives for a while, and no end is reported: what was sent meanwhile arrives when the cable is whole again."""
-    job = bench.job(bench.nodes(2, LOSS_TIMEOUT=8), "echo ready; until [ -e go ]; do sleep 0.05; done; exit 9")
+    job = bench.job(bench.nodes(2, LOSS_TIMEOUT=8), "echo ready; until [ -e go ]; do sleep 0.2; done; exit 9")
     cable = cable_of(job)
     job.start().ready()
     cable.pull()
@@ -233,7 +233,7 @@ STRANGERS = [silent, garbage, flood, reset, no_certificate, other_job]
 
 def test_strangers(bench: Bench) -> None:
     """They come before node 1 does, and while it works."""
-    job = bench.job(bench.nodes(2), "echo ready; until [ -e go ]; do sleep 0.05; done; exit 4").place()
+    job = bench.job(bench.nodes(2), "echo ready; until [ -e go ]; do sleep 0.2; done; exit 4").place()
     job.nodes[0].client.agent.ask(job.start_requests[0])
     visitors = [stranger(job.plan.coordinator) for stranger in STRANGERS for _ in range(3)]
     job.nodes[1].client.agent.ask(job.start_requests[1])
@@ -243,7 +243,7 @@ def test_strangers(bench: Bench) -> None:
 
 
 def test_many_at_once(bench: Bench) -> None:
-    job = bench.job(bench.nodes(2), "echo ready; until [ -e go ]; do sleep 0.05; done; exit 4").place()
+    job = bench.job(bench.nodes(2), "echo ready; until [ -e go ]; do sleep 0.2; done; exit 4").place()
     job.nodes[0].client.agent.ask(job.start_requests[0])
     visitors = [silent(job.plan.coordinator) for _ in range(600)]
     job.nodes[1].client.agent.ask(job.start_requests[1])
@@ -258,7 +258,7 @@ def test_many_at_once(bench: Bench) -> None:
 
 def test_too_much_from_a_member(bench: Bench) -> None:
     """Whoever holds the certificate, and then talks without measure, is cut off all the same."""
-    job = bench.run(bench.nodes(2), "echo ready; until [ -e go ]; do sleep 0.05; done; exit 4")
+    job = bench.run(bench.nodes(2), "echo ready; until [ -e go ]; do sleep 0.2; done; exit 4")
     pair = (job.plan.identity.certificate, job.plan.identity.key)
     visitors = [_tls(job.plan.coordinator, pair, struct.pack(">II", 1 << 30, 0) + bytes(1 << 20)) for _ in range(3)]
     visitors += [

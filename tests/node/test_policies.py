@@ -47,7 +47,7 @@ def test_restarts_until_it_works_each_with_its_own_logs(bench: Bench, tmp_path: 
     program = f"""
         echo attempt $CLUSTERTOOL_ATTEMPT
         [ $CLUSTERTOOL_ATTEMPT = 1 ] && exit 0
-        touch {tmp_path}/said$RANK; until [ -e {tmp_path}/said0 -a -e {tmp_path}/said1 ]; do sleep 0.02; done; exit 9
+        touch {tmp_path}/said$RANK; until [ -e {tmp_path}/said0 -a -e {tmp_path}/said1 ]; do sleep 0.05; done; exit 9
     """
     job = bench.run(bench.nodes(2), program, policy={"max_restarts": 3})
     assert [job.ended(node)["state"] for node in range(2)] == ["succeeded"] * 2

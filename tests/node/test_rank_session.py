@@ -15,7 +15,7 @@ from tests.node.harness import Job, until
 from tests.node.test_container_ranks import contained, pytest_generate_tests, store
 
 __all__ = ["contained", "pytest_generate_tests", "store"]  # the fixtures, and what gives them their runtimes
-RANK = "id >id; pwd >where; env >env; umask >umask; echo ready; while [ ! -e end ]; do sleep 0.1; done"
+RANK = "id >id; pwd >where; env >env; umask >umask; echo ready; while [ ! -e end ]; do sleep 0.2; done"
 
 
 def start(job: Job, store: Any, *command: str, **streams: Any) -> subprocess.Popen[str]:

@@ -20,7 +20,7 @@ def recording(text: str, then: str) -> str:
 def test_a_recorded_exception_is_in_the_verdict(bench: Bench) -> None:
     """Also where the last line of the log is another one, and of all ranks with this error together, whatever their numbers."""
     program = recording('"ValueError: bad shard $RANK"', "echo bye; echo from rank $RANK of many; exit 5")
-    wait = f"echo ready; until [ -e {bench.tmp}/go ]; do sleep 0.01; done\n"
+    wait = f"echo ready; until [ -e {bench.tmp}/go ]; do sleep 0.05; done\n"
     job = bench.run(bench.nodes(2), wait + program).ready()
     (bench.tmp / "go").touch()
     outcome = job.ended()
@@ -37,7 +37,7 @@ def test_a_recorded_exception_is_in_the_verdict(bench: Bench) -> None:
 
 def test_a_recorded_exception_tells_a_consequence_from_a_cause(bench: Bench, tmp_path: Path) -> None:
     """The last lines of the logs do not: they are equal."""
-    cause = f"until [ -e {tmp_path}/closed ]; do sleep 0.01; done; sleep 0.1\n"
+    cause = f"until [ -e {tmp_path}/closed ]; do sleep 0.05; done; sleep 0.1\n"
     cause += recording("ValueError", "echo leaving; exit 5")
     consequence = recording(
         '"RuntimeError: Connection closed by peer"', f"touch {tmp_path}/closed; echo leaving; exit 1"

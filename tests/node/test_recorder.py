@@ -77,7 +77,7 @@ def test_exits_tell_what_was_used(bench: Bench) -> None:
 
 def test_one_answer_tells_all(bench: Bench) -> None:
     chatty = "i=0; while :; do i=$((i+1)); echo step=$i; sleep 0.05; done"
-    crash = "echo ready; until [ -e go ]; do sleep 0.05; done; echo last words; exit 7"
+    crash = "echo ready; until [ -e go ]; do sleep 0.2; done; echo last words; exit 7"
     job = bench.run(None, p.one_each(chatty, crash), per_node=2)
     until(lambda: len(rows(job)) >= 3, "three looks")
     running = job.nodes[0].ask("report", job=job.id, points=100)

@@ -56,7 +56,7 @@ from tests.node.joining import JoinBench, Machine, codes, start
 OTHER_HOST = ("unshare", "--uts", "--pid", "--fork", "--mount-proc", "--", "sh", "-c", "hostname login && exec /bin/sh")
 RUNS, NOTHING = Description(EngineState.RUNNING), Description(EngineState.UNKNOWN, "the controller does not answer")
 ENDED = Description(EngineState.ENDED, "NODE_FAIL")
-UNTIL = 'echo "ready $RANK"; echo result >output/part$RANK; until [ -e {go} ]; do sleep 0.05; done; echo "last $RANK"'
+UNTIL = 'echo "ready $RANK"; echo result >output/part$RANK; until [ -e {go} ]; do sleep 0.2; done; echo "last $RANK"'
 
 
 class Shared:

@@ -109,7 +109,7 @@ def test_all_processes_get_sigterm(join_bench: JoinBench, scontrol: Path) -> Non
 def test_ranks_die_of_the_signal_before_a_supervisor_reads_its_own(join_bench: JoinBench, scontrol: Path) -> None:
     """On every node, and by an exit code as well, the coordinator last."""
     answers(scontrol, f"echo '{LINE.format(state='COMPLETING', reason='TimeLimit')}'")
-    machines = allocation(join_bench, scontrol, 3, "trap 'exit 143' TERM; echo ready; while :; do sleep 0.01; done")
+    machines = allocation(join_bench, scontrol, 3, "trap 'exit 143' TERM; echo ready; while :; do sleep 0.05; done")
     for pid in [pid for machine in ready(machines) for pid in ranks(machine)]:
         os.kill(pid, signal.SIGTERM)
     time.sleep(0.5)

@@ -190,7 +190,7 @@ def test_clean(bench: Bench) -> None:
     """Running jobs stay; a dry run removes nothing; a directory goes with all that programs have made of it."""
     program = """
         mkdir -p a/b; echo x > a/b/c; chmod 0 a/b/c a/b; chmod 500 a; ln -s /etc link
-        echo ready; until [ -e go ]; do sleep 0.05; done
+        echo ready; until [ -e go ]; do sleep 0.2; done
     """
     job = bench.run(None, program).ready()
     assert _clean(job) == {"re": _clean(job)["re"] - 1, "removed": [], "running": [job.id], "freed": 0, "kept": {}}

@@ -126,7 +126,7 @@ def test_children_get_term_after_their_main_process(bench: Bench) -> None:
 
 
 def test_stopped_rank_receives_term(bench: Bench) -> None:
-    job = ready(bench, "trap 'echo bye; exit 3' TERM; echo pid $$; echo ready; while :; do sleep 0.05; done")
+    job = ready(bench, "trap 'echo bye; exit 3' TERM; echo pid $$; echo ready; while :; do sleep 0.2; done")
     os.kill(job.rank().pid, signal.SIGSTOP)
     job.until("frozen")
     assert state(job.rank()) == "T"
@@ -164,7 +164,7 @@ def test_children_left_behind_live_while_others_run(bench: Bench) -> None:
 
 def test_failure_ends_the_stubborn(bench: Bench) -> None:
     """Two nodes, one rank fails: the others, deaf to TERM, are killed after the policy's grace."""
-    program = f"if [ $RANK = 0 ]; then until [ -e go ]; do sleep 0.05; done; exit 7; fi; {p.IGNORES_TERM}"
+    program = f"if [ $RANK = 0 ]; then until [ -e go ]; do sleep 0.2; done; exit 7; fi; {p.IGNORES_TERM}"
     job = bench.run(bench.nodes(2), program, per_node=2, policy={"grace": 0.3})
     for rank in (1, 2, 3):
         job.says(b"ready", rank)

@@ -131,7 +131,7 @@ def test_a_folder_of_job_workspace_that_others_may_write_to_gives_a_warning(benc
 
 def test_a_rank_starts_in_the_jobs_own_directory_whatever_lies_at_its_path(bench: Bench) -> None:
     """A folder above is replaced between two attempts; the second one runs what the job brought."""
-    program = 'test "$CLUSTERTOOL_ATTEMPT" = 0 && { until [ -e ../../go ]; do sleep 0.02; done; exit 3; }; cat what'
+    program = 'test "$CLUSTERTOOL_ATTEMPT" = 0 && { until [ -e ../../go ]; do sleep 0.05; done; exit 3; }; cat what'
     node = bench.nodes(1, root=bench.tmp / "ann" / "ct")[0]
     job = bench.job([node], program, policy={"max_restarts": 1}).place()
     (job.dir() / "what").write_text("the job's own\n")
