@@ -55,7 +55,7 @@ def test_one_slow_and_one_crashed_rank(site, browser: Chromium, tmp_path: Path) 
 
 def test_light_dark_and_small(browser: Chromium, tmp_path: Path) -> None:
     page = tmp_path / "page.html"
-    for nodes, each in ((3, 2), (64, 8)):
+    for nodes, each in ((3, 2), (24, 8)):
         page.write_text(_page(nodes, each))
         for dark in (False, True)[: 1 + (nodes == 3)]:
             browser.open(page, 1280, 800, dark)

@@ -155,20 +155,10 @@ def test_the_shells_environment_is_the_jobs_but_for_what_launchers_say(here):
         assert b"0nly-here" not in path.read_bytes(), path
 
 
-def test_an_activated_environment_has_its_own_python(here):
-    here.workspace(".", train_py=TELLS)
-    environment = here.folder.with_name("venv") / "bin"
-    environment.mkdir(parents=True)
-    (environment / "python3").symlink_to(sys.executable)
-    active = {"VIRTUAL_ENV": str(environment.parent), "PATH": str(environment)}
-    here.clusterrun("train.py", env=active).ends(0)
-    (output,) = reported(here, 0)
-    assert output["env"]["PATH"] == str(environment)
-
-
 def test_which_python3_runs_the_job(here):
     """The activated environment's, else that of a clusterrun outside of PATH, else the first on PATH. A line names it."""
-    here.workspace(".", train_py="import os; print('by', os.environ.get('BY'), flush=True); import no_such_module")
+    shown = "print('by', os.environ.get('BY'), 'on', os.environ['PATH'], flush=True)"
+    here.workspace(".", train_py=f"import os; {shown}; import no_such_module")
     version = ".".join(map(str, sys.version_info[:3]))
     own, first, tool = (here.folder.with_name(name) for name in ("own", "first", "tool"))
     for folder in (own, first, tool):
@@ -188,7 +178,8 @@ def test_which_python3_runs_the_job(here):
     for path, more, by, line in cases:
         program = [str(tool / "clusterrun")]  # as the kernel starts it, whether it was found on PATH or not
         done = here.start("train.py", program=program, env={"PATH": path, **more}).wait().ends(1)
-        assert f"by {by}" in done.out, (line, done.err)
+        assert f"by {by} on " in done.out, (line, done.err)
+        assert not more or f" on {path}\n" in done.out, "an activated environment has its own python3"
         (output,) = re.findall(r"^python3: (.*)$", done.err, re.M)
         assert line in output
         fix = f"  fix: python3 is {output}: activate the environment that has no_such_module, or install no_such_module in this"
@@ -619,17 +610,8 @@ def test_heter_trainers(here):
     assert roles == [("pserver", "PSERVER"), ("trainer", "TRAINER"), *[("heter", "HETER_TRAINER")] * 3]
 
 
-def test_fetch(here):
-    """Without rsync, and then with it, if this machine has it."""
-    here.workspace(".", train_py="import os; open(os.environ['CLUSTERTOOL_OUTPUT'] + '/model', 'w').write('m')")
-    here.clusterrun("train.py").ends(0)
-    assert "rank 0: 1 file, 1 B -> got" in here.clustertool("fetch", "--to", "got").ends(0).out
-    here.clustertool("fetch", "--to", "again", env={"PATH": os.environ["PATH"]}).ends(0)
-    assert (here.folder / "got/model").read_text() == (here.folder / "again/model").read_text() == "m"
-
-
 def test_fetch_takes_files_of_its_job_only(here):
-    """Jobs of this folder share ./output and what --log_dir names. Without rsync, and with it."""
+    """Jobs of this folder share ./output and what --log_dir names. Without rsync, and with it, if this machine has it."""
     here.workspace(
         ".",
         train_py="""
@@ -658,11 +640,13 @@ def test_fetch_takes_files_of_its_job_only(here):
         assert sorted(done.json["ranks"]["0"]["left_out"]) == [["output/both", third], ["output/mine", ""]]
         assert f"output/both: job {third}, which began later in the same folder, has changed it" in done.err
         assert sorted(str(path.relative_to(to)) for path in to.rglob("*") if path.is_file()) == ["deep/one"]
-        last = here.clustertool("fetch", "--to", f"last{number}", env=env).ends(0)
-        assert os.listdir(here.folder / f"last{number}") == ["both"], last
-        named = here.clustertool("fetch", "--job", first, "--path", "output/both", "--to", to, env=env).ends(0)
-        assert "rank 0: 1 file" in named.out
-        assert f"warning: rank 0: output/both: job {third}, which began later" in named.err
+        assert (to / "deep/one").read_text() == "first"
+    last = here.clustertool("fetch", "--to", "last").ends(0)
+    assert "rank 0: 1 file, 5 B -> last" in last.out
+    assert os.listdir(here.folder / "last") == ["both"], last
+    named = here.clustertool("fetch", "--job", first, "--path", "output/both", "--to", to, env=env).ends(0)  # by rsync
+    assert "rank 0: 1 file" in named.out and (to / "both").read_text() == "third"
+    assert f"warning: rank 0: output/both: job {third}, which began later" in named.err
     to = here.folder / "logs-of-second"
     logs = here.clustertool("fetch", "--job", second, "--path", "logs", "--to", to).ends(0)
     assert "logs/workerlog.0" in logs.err
@@ -687,7 +671,8 @@ def test_a_launcher_that_each_trainer_would_start(here):
     assert warning < start
     right = re.search(r"^  fix: (clusterrun .*)$", done.err, re.M)[1].split()
     assert right == ["clusterrun", "--nproc-per-node", "3", "train.py"]
-    assert "3 trainers" in here.clusterrun(*right[1:]).ends(0).err
+    planned = here.clusterrun("--dry", "--json", *right[1:]).ends(0).json
+    assert (len(planned["nodes"][0]["processes"]), planned["warnings"]) == (3, [])
     assert "trainings" not in here.clusterrun("--nested", "--dry", *tokens).ends(0).err
 
 

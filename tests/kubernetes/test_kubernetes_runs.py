@@ -151,6 +151,7 @@ def test_ctrl_c_in_the_queue(job: KubeSite) -> None:
     job.is_empty(5)
 
 
+@pytest.mark.engines
 def test_ctrl_c_while_pods_join(job: KubeSite) -> None:
     """One pod of two cannot be scheduled, so the other one waits for it."""
     job.conf(KUBERNETES={"nodes": 2, "resources": {"cpu": 5}})

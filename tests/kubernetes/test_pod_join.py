@@ -250,6 +250,7 @@ def test_the_workspace_comes_from_the_laptop(pods: Callable[[int], LabPods], tmp
     assert [pod.logs()["trainer", rank, 0] for rank, pod in enumerate(started)] == [b"3000000\n"] * 2
 
 
+@pytest.mark.engines
 def test_one_pod_gets_the_workspace_from_the_laptop(pods: Callable[[int], LabPods], tmp_path: Path) -> None:
     one = pods(1)
     folder = workspace(tmp_path / "work", train_py="print('here')\n")

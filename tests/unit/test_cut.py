@@ -332,8 +332,15 @@ def many_lines(path: Path) -> None:
             file.write(b"".join(b"%099d\n" % n for n in range(start, start + 1000)))
 
 
-@pytest.mark.parametrize("seed", ["", "1"])
-@pytest.mark.parametrize("make", [one_line, many_lines])
+@pytest.mark.parametrize(
+    ("make", "seed"),
+    [
+        pytest.param(one_line, "", marks=pytest.mark.chaos),
+        (one_line, "1"),
+        (many_lines, ""),
+        (many_lines, "1"),
+    ],
+)
 def test_memory_does_not_grow_with_the_file(tmp_path: Path, make: Callable[[Path], None], seed: str) -> None:
     """As one line and as many: far more than a shuffle may hold, which is an eighth of what it is for users."""
     assert module.MEMORY <= 64 << 20

@@ -74,7 +74,7 @@ def test_many_nodes_try_a_sample_that_hangs_together(count: int) -> None:
     assert f"each of {count} nodes with those 1, 2, 4, 8" in found.coverage
 
 
-@pytest.mark.parametrize("count", [*SIZES, *MANY])
+@pytest.mark.parametrize("count", [*SIZES, *MANY[:-1], pytest.param(MANY[-1], marks=pytest.mark.chaos)])
 def test_rounds_never_have_a_node_twice(count: int) -> None:
     pairs = choose_pairs(range(count)).pairs
     found = rounds(pairs)

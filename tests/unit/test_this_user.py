@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pwd
 import subprocess
@@ -82,14 +83,15 @@ def test_a_home_folder_that_cannot_be_written(stranger: pytest.MonkeyPatch) -> N
 
 
 @pytest.mark.parametrize(
-    ("env", "owner"),
+    ("env", "owner", "lists"),
     [
-        ({}, "9999"),
-        *(pytest.param({"HOME": home, "USER": "ada"}, "ada", marks=pytest.mark.chaos) for home in ("/proc", ".")),
+        ({}, "9999", False),
+        pytest.param({}, "9999", True, marks=pytest.mark.chaos),
+        *(pytest.param({"HOME": home, "USER": "ada"}, "ada", True, marks=pytest.mark.chaos) for home in ("/proc", ".")),
     ],
-    ids=["no home folder", "one that cannot be written", "one of its own"],
+    ids=["no home folder", "its jobs", "one that cannot be written", "one of its own"],
 )
-def test_commands_of_a_user_without_an_entry(tmp_path: Path, env: dict[str, str], owner: str) -> None:
+def test_commands_of_a_user_without_an_entry(tmp_path: Path, env: dict[str, str], owner: str, lists: bool) -> None:
     """In a user namespace this test's user has a number that no entry has."""
     become = ["unshare", "--map-user=9999", "--map-group=9999"]
     if sys.platform != "linux" or subprocess.run([*become, "true"], capture_output=True).returncode:
@@ -105,9 +107,12 @@ def test_commands_of_a_user_without_an_entry(tmp_path: Path, env: dict[str, str]
     done = run(*CLUSTERRUN, "--standalone", "train.py")
     assert done.returncode == 0 and "trained" in done.stdout, done.stderr
     assert ("the hosts of this job are not stored" in done.stderr) is not own
-    listed = run(*CLUSTERTOOL, "jobs")
-    assert listed.stdout.splitlines()[1].split()[2] == owner, listed.stderr
-    if "HOME" not in env:
+    (events,) = tmp_path.glob(".clustertool/JOB*/.clustertool/events.jsonl")
+    assert json.loads(events.read_text().splitlines()[0])["owner"] == owner
+    if lists:  # an agent compiles its code for each command
+        listed = run(*CLUSTERTOOL, "jobs")
+        assert listed.stdout.splitlines()[1].split()[2] == owner, listed.stderr
+    elif "HOME" not in env:
         failed = run(*CLUSTERTOOL, "fetch", "--to=~/results")
         assert failed.returncode == 78 and "fix: export HOME=DIR" in failed.stderr, failed.stderr
     assert not (tmp_path / "~").exists()
