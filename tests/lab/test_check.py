@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import statistics
-import sys
 
 import pytest
 
@@ -34,7 +33,7 @@ def sick(site):
             python.write_text("#!/bin/sh\nexec python3 - <<'EOF'\nprint('old 3.6.9')\nEOF\n")
             python.chmod(0o755)
         else:
-            python.symlink_to(sys.executable)
+            python.symlink_to(lab.python)
     lab.exec(PORT, ["sh", "-c", f'setsid python3 -c "{HOLD}" greedy >/tmp/out 2>&1 &'])
     until(lambda: read(str(lab.tmp(PORT) / "out")) == b"on\n")
     assert lab.exec(CUT, ["ip", "route", "add", "blackhole", lab.address(CUT + 1)]).returncode == 0

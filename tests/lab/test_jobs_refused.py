@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 
+from tests import forked_agents
 from tests.cases import HELLO
 from tests.cli import until
 from tests.lab.lab import Node
@@ -36,8 +36,10 @@ WRITES = """
 """
 
 
-def test_programs_that_a_node_does_not_have(site):
-    three = site(3, nodes={1: Node(hide=("rsync",)), 2: Node(hide=("python3",))})
+def test_programs_that_a_node_does_not_have(site, node_code):
+    python = f"mount --bind {forked_agents.interpreter(node_code.place)} /usr/bin/python3"  # or both compile the code
+    nodes = {0: Node(commands=(python,)), 1: Node(hide=("rsync",), commands=(python,)), 2: Node(hide=("python3",))}
+    three = site(3, nodes=nodes)
     three.conf(PYTHON="python3", DISPATCH="rsync")
     reported = ["node1: no rsync", "install the package rsync", "node2: there is no python3", "PYTHON"]
     done = refused(three, 69, *RUN, reported=reported)
@@ -72,7 +74,7 @@ def test_a_python_that_is_too_old(site):
     old = pair.home(1) / "old-python"
     old.write_text("#!/bin/sh\nexec python3 - <<'EOF'\nimport sys\nprint('old 2.7.18')\nEOF\n")
     old.chmod(0o755)
-    pair.home(0).joinpath("old-python").symlink_to(sys.executable)
+    pair.home(0).joinpath("old-python").symlink_to(pair.lab.python)
     pair.conf(PYTHON="~/old-python")
     refused(pair, 69, *RUN, reported=["node1: ~/old-python is Python 2.7.18, too old", "3.8"])
     nothing(pair)

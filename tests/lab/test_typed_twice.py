@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import re
 import shutil
+from pathlib import Path
 
 import pytest
 
+from tests import forked_agents
+from tests.lab.lab import Node
 from tests.lab.typed import TypedSite
 
 WAITS = """
@@ -17,9 +20,11 @@ WAITS = """
 
 
 @pytest.fixture(scope="module")
-def machines(module_lab):
+def machines(module_lab, node_code):
     """Two nodes, each of which can log in to both."""
-    lab = module_lab(2)
+    # Without a conf.py the nodes' Python is python3. Another version than this one's would compile the node's code.
+    binds = ((Path(forked_agents.interpreter(node_code.place)), Path("/usr/bin/python3").resolve()),)
+    lab = module_lab(2, nodes={node: Node(binds=binds) for node in range(2)})
     for node in range(2):
         shutil.copytree(lab.laptop_home / ".ssh", lab.home(node) / ".ssh", dirs_exist_ok=True)
     return lab
