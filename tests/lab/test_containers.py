@@ -28,7 +28,8 @@ def two(
     request: pytest.FixtureRequest, site: Callable[..., LabSite], tmp_path: Path, container_image: Path
 ) -> Iterator[containers.UserSite]:
     """Two nodes whose user has the image."""
-    nodes = {node: containers.container_node(tmp_path / f"etc{node}", users=("ann",)) for node in range(2)}
+    users = () if request.param == "root" else (request.param,)
+    nodes = {node: containers.container_node(tmp_path / f"etc{node}", users=users) for node in range(2)}
     plain = site(2, nodes=nodes)
     containers.put_image(plain, container_image, users=(request.param,), nodes=[0])
     containers.copy_image(plain, users=(request.param,))
