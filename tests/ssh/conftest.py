@@ -12,7 +12,7 @@ import pytest
 
 from clustertool.model.config.cluster import Cluster, read_cluster
 from tests import forked, forked_agents
-from tests.cli import EmbeddedSite, LoopSite
+from tests.cli import Done, EmbeddedSite, LoopSite
 from tests.node_code import NodeCode
 from tests.ssh import sshd
 
@@ -126,9 +126,14 @@ class ForkingSite(EmbeddedSite):
     def fork(self, argv: Sequence[str], env: Mapping[str, str], **options: Any) -> forked.Forked:
         return super().fork([str(EMBEDDED_COMMAND), self._python, *argv], env, **options)
 
+    def script(self, path: Path, env: Mapping[str, str]) -> Done:
+        """Run a program that uses the Python API to its end, as a fork, too."""
+        self.running.append(self._on_pipes(self._fork, [str(path)], self.folder, dict(env), None))
+        return self.running[-1].wait()
+
 
 @pytest.fixture
-def embedded(ssh_keys: sshd.Keys, node_code: NodeCode, laptop: Path, tmp_path: Path) -> Iterator[EmbeddedSite]:
+def embedded(ssh_keys: sshd.Keys, node_code: NodeCode, laptop: Path, tmp_path: Path) -> Iterator[ForkingSite]:
     """A folder without conf.py, and an embedded cluster of its own, whose nodes have the node's code. Agents are forks."""
     one = ForkingSite(tmp_path / "embedded", tmp_path / "state", python=forked_agents.interpreter(node_code.place))
     for node in range(one.count):

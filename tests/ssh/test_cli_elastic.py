@@ -148,10 +148,12 @@ def test_a_node_is_released_although_the_job_waits_for_its_next_epoch(site):
 def test_the_coordinator_is_the_named_host(site, sent, node_code):
     """Also where job.toml is on the nodes, and is read only when these have answered.
 
-    Nodes of the first get the code of joining processes; those of other tests have it already (tests/node_code.py): in the
+    A node of the first gets the code of joining processes; those of other tests have it already (tests/node_code.py): in the
     same place with the same name, or it is installed again.
     """
     two = site(2, joining=not sent)
+    if sent:
+        node_code.put_joining_into(two.home(1))
     script = 'import os\nprint("runs", os.environ["RANK"], os.environ["HOME"], flush=True)\n'
     job = two.workspace(train_py=script)
     two.conf(COORDINATOR=two.servers[1].address)

@@ -72,7 +72,7 @@ class Tmux:
             page[0] = self.screen()
             return right(page[0])
 
-        until(now, what=lambda: f"{what!r} on\n{page[0]}")
+        until(now, what=lambda: f"{what!r} on\n{page[0]}", pause=0.1)  # each time tmux is started
         return page[0]
 
 

@@ -15,8 +15,9 @@ from pathlib import Path
 import pytest
 
 from tests import cases
-from tests.cli import CLUSTERTOOL, REPO, Done, EmbeddedSite
+from tests.cli import CLUSTERTOOL, REPO, Done
 from tests.pages import PAGES, blocks_of
+from tests.ssh.conftest import ForkingSite
 
 # tests/unit/test_pages.py requires that a translation has the blocks of the English page
 TRANSLATED = {REPO / "docs/zh-CN/first-run.md"}
@@ -38,14 +39,18 @@ def arguments_of(line: str) -> list[str]:
     return arguments if plain and arguments[:1] == ["clustertool"] else []
 
 
-def type_block(embedded: EmbeddedSite, text: str) -> Done:
-    """Run the lines of a block one after the other, until one fails. Those that need no shell are forks of the tool."""
+def type_block(embedded: ForkingSite, text: str) -> Done:
+    """Run the lines of a block one after the other, until one fails. Those that need no shell are forks."""
     env = {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
     out = err = ""
     for line in text.replace("\\\n", " ").splitlines():
         arguments = arguments_of(line)
+        script = re.fullmatch(r"python3 (\w+\.py)", line)
         program = CLUSTERTOOL if arguments else ["bash", "-euo", "pipefail", "-c"]
-        done = embedded.inv(*(arguments[1:] or [line]), program=program, env=env)
+        if script:
+            done = embedded.script(embedded.folder / script[1], env)
+        else:
+            done = embedded.inv(*(arguments[1:] or [line]), program=program, env=env)
         out, err = out + done.out, err + done.err
         if done.code:
             break
@@ -61,7 +66,7 @@ def add_workspaces(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("page", TYPED, ids=lambda page: str(page.relative_to(REPO)))
-def test_commands_of_a_page(embedded: EmbeddedSite, page: Path) -> None:
+def test_commands_of_a_page(embedded: ForkingSite, page: Path) -> None:
     """The folder has what a checkout has after `make demo`: .venv, the workspaces with their data.
 
     A block of text below a block of commands is their output, or a part of it. A cluster that runs keeps its number of nodes,
