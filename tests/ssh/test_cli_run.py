@@ -68,13 +68,13 @@ def test_word2vec_on_the_embedded_cluster(embedded):
 
 def test_jobs_that_start_in_the_same_moment_share_the_ports(site):
     """All see the default port free, one gets it, and the others plan again."""
-    pair = site(2)
-    pair.workspace(train_py="print('trained')\n", pserver_py=PSERVER)
+    one = site(1)
+    one.workspace(train_py="print('trained')\n", pserver_py=PSERVER)
     for _ in range(8):  # on a slow machine one may be done before the next one checks
-        running = [pair.start("run", "-w", "job", "--mode", "ps") for _ in range(4)]
-        done = [one.wait().ends(0) for one in running]
-        assert len({one.job for one in done}) == 4
-        if "planning again" in "".join(one.err for one in done):
+        running = [one.start("run", "-w", "job", "--mode", "ps") for _ in range(4)]
+        done = [command.wait().ends(0) for command in running]
+        assert len({command.job for command in done}) == 4
+        if "planning again" in "".join(command.err for command in done):
             return
     raise AssertionError("nobody met another")
 
