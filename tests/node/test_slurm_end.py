@@ -255,6 +255,16 @@ def test_slurm_does_not_wait_for_a_supervisor_that_died(join_bench: JoinBench, s
 # -- before the job has started ----------------------------------------------------------------------------------------
 
 
+_OTHER_REASONS = [  # tests/unit/test_slurm_job_end.py has the outcome of each
+    pytest.param(f"echo '{LINE.format(state='COMPLETING', reason=reason)}'", code, wanted, marks=pytest.mark.chaos)
+    for reason, code, wanted in (
+        ("NodeDown", 75, "a node of Slurm's job 41 failed"),
+        ("None", 143, "Slurm's job 41 was cancelled (scancel)"),
+        ("OutOfMemory", 137, "Slurm's job 41 was out of memory"),
+    )
+]
+
+
 @pytest.mark.parametrize(
     "script, code, wanted",
     [
@@ -263,9 +273,7 @@ def test_slurm_does_not_wait_for_a_supervisor_that_died(join_bench: JoinBench, s
             124,
             "Slurm's job 41 exceeded its time limit",
         ),
-        (f"echo '{LINE.format(state='COMPLETING', reason='NodeDown')}'", 75, "a node of Slurm's job 41 failed"),
-        (f"echo '{LINE.format(state='COMPLETING', reason='None')}'", 143, "Slurm's job 41 was cancelled (scancel)"),
-        (f"echo '{LINE.format(state='COMPLETING', reason='OutOfMemory')}'", 137, "Slurm's job 41 was out of memory"),
+        *_OTHER_REASONS,
     ],
     ids=["time limit", "node", "scancel", "memory"],
 )

@@ -48,7 +48,15 @@ def open_files(machine: Machine) -> int:
     return len(list(Path(f"/proc/{machine.process.pid}/fd").iterdir()))
 
 
-@pytest.mark.parametrize("kinds", [["silent"], ["hello"], sorted(flooder.KINDS)], ids=["silent", "hello", "all"])
+@pytest.mark.parametrize(
+    "kinds",
+    [
+        pytest.param(["silent"], marks=pytest.mark.chaos),
+        pytest.param(["hello"], marks=pytest.mark.chaos),
+        sorted(flooder.KINDS),
+    ],
+    ids=["silent", "hello", "all"],
+)
 def test_machines_join_during_a_flood(join_bench: JoinBench, kinds: list[str]) -> None:
     """While machines join, and when the coordinator of the job has the port, which refuses a third machine."""
     machines = join_bench.job(2, "echo ready; exec sleep 60")
