@@ -52,12 +52,17 @@ def test_rpc_workers_call_each_other(site, venv):
     assert [re.findall(rf"^\[trainer {rank} .*\] answer (\d+)", done.out, re.M) for rank in (0, 1)] == [["40"], ["41"]]
 
 
-def test_check_tries_it_on_all_nodes(site, venv):
-    """Then the second node has none: it is named, and the first one, with a stand-in, waits no longer than for that."""
+@pytest.mark.parametrize("count", [1, pytest.param(2, marks=pytest.mark.frameworks)])
+def test_check_tries_it_on_all_nodes(site, venv, count):
+    """Then the second node has none: it is named, and the first one, with a stand-in, waits no longer than for that.
+
+    tests/lab/test_check_framework.py checks two nodes, with the stand-in.
+    """
     two = site(2)
     two.conf(PRELUDE=activate(venv("digits-torch")))
-    done = two.inv("check", "--framework", "torch", "--json", timeout=TIMEOUT).ends(0)
-    assert {(rank["at"], rank["backend"]) for rank in done.json["framework"]["ranks"]} == {("done", "gloo")}
+    chosen = ("--only", two.name(0)) if count == 1 else ()
+    done = two.inv("check", "--framework", "torch", "--json", *chosen, timeout=TIMEOUT).ends(0)
+    assert [(rank["at"], rank["backend"]) for rank in done.json["framework"]["ranks"]] == [("done", "gloo")] * count
     names_the_node_without_it(two, f"export PYTHONPATH={REPO / 'tests' / 'data'}")
 
 
