@@ -326,10 +326,9 @@ def test_secrets_are_in_memory_and_nowhere_else(here):
 
 def test_log_dir(here):
     here.workspace(".", train_py=TELLS)
-    assert "logs: out/of/here/workerlog.*;" in here.clusterrun("--log_dir=out/of/here", "train.py").ends(0).err
+    assert "logs: out/of/here/workerlog.*;" in here.clusterrun("--log_dir=out/of/here/", "train.py").ends(0).err
     assert reported(here, 0, log="out/of/here")
-    here.clusterrun("--log_dir=slash/", "train.py").ends(0)
-    assert os.readlink(here.folder / "slash").startswith(".clustertool/JOB")
+    assert (here.folder / "out/of/here").is_symlink()
     other_place = here.folder.with_name("elsewhere")
     here.clusterrun("--log-dir", other_place, "--nproc-per-node", 2, "train.py").ends(0)
     assert [output["env"]["RANK"] for output in reported(here, 0, 1, log=other_place)] == ["0", "1"]

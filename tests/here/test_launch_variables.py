@@ -23,7 +23,7 @@ def folders(folders):
     return folders
 
 
-@pytest.mark.parametrize("kind", ["torchrun", "paddle"])
+@pytest.mark.parametrize("kind", ["torchrun", pytest.param("paddle", marks=pytest.mark.chaos)])
 def test_two_machines_meet(folders, kind):
     """Kubeflow's operators and PaddleCloud give each machine its place so."""
     port = str(free_port())

@@ -24,25 +24,27 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made / "man1"
 
 
-def read(page: Path) -> str:
-    """A page as man shows it, in one line."""
-    argv = ["groff", "-man", "-ww", "-Tutf8", "-P-cbou", page]
+def read(folder: Path) -> dict[str, str]:
+    """All pages as man shows them, each in one line. One process of groff reads them."""
+    argv = ["groff", "-man", "-ww", "-Tutf8", "-P-cbou", *sorted(folder.iterdir())]
     done = subprocess.run(argv, capture_output=True, text=True, check=True)
     assert done.stderr == ""
-    text = re.sub(r"[‐−]\n? *", "-", done.stdout)
-    return re.sub(r"\s+", " ", text)
+    _, *parts = re.split(r"^([A-Z.-]+)\(1\) +User Commands .*$", done.stdout, flags=re.M)
+    text = [re.sub(r"\s+", " ", re.sub(r"[‐−]\n? *", "-", part)) for part in parts[1::2]]
+    return dict(zip(map(str.lower, parts[::2]), text, strict=True))
 
 
 @pytest.mark.skipif(not shutil.which("groff"), reason="needs groff")
 def test_a_page_of_each_command_has_its_options(folder: Path) -> None:
-    every = read(folder / "clustertool.1")
+    pages = read(folder)
+    every = pages["clustertool"]
     for verb in VERBS:
-        text = read(folder / f"clustertool-{verb.name}.1")
+        text = pages[f"clustertool-{verb.name}"]
         assert [option.name for option in verb.options if f"--{option.name}" not in text] == []
         assert all(f"clustertool {example}".split("'")[0].split('"')[0] in text for example in verb.examples), verb.name
         assert verb.name in every
-    assert len(list(folder.iterdir())) == len(VERBS) + 2
-    text = read(folder / "clusterrun.1")
+    assert len(list(folder.iterdir())) == len(pages) == len(VERBS) + 2
+    text = pages["clusterrun"]
     assert [name for flag in FLAGS for name in flag.names.split() if name not in text] == []
 
 
