@@ -12,7 +12,6 @@ import functools
 import importlib.util
 import io
 import os
-import shutil
 import sys
 import zipfile
 from importlib._bootstrap_external import _code_to_hash_pyc  # type: ignore[import-not-found]
@@ -58,7 +57,23 @@ class NodeCode:
 
     def _copy(self, place: Path, home: Path) -> None:
         (home / CACHE).mkdir(mode=0o700, parents=True, exist_ok=True)
-        shutil.copytree(place, home / CACHE / place.name, copy_function=os.link)
+        source, target = str(place), str(home / CACHE / place.name)
+        folders, files = _tree(source)
+        for folder in folders:
+            os.mkdir(target + folder, 0o700)
+        for file in files:
+            os.link(source + file, target + file)
+
+
+@functools.cache  # shutil.copytree, which reads the tree each time, takes three times as long
+def _tree(top: str) -> tuple[list[str], list[str]]:
+    """Its folders, the outer ones before the inner ones, and its files: what follows the path of the top."""
+    folders, files = [], []
+    for folder, _, names in os.walk(top):
+        below = folder.removeprefix(top)
+        folders.append(below)
+        files += [f"{below}/{name}" for name in names]
+    return folders, files
 
 
 @functools.lru_cache(maxsize=1)  # all pods of a job have the same
