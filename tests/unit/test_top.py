@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import io
 from typing import Any
 
@@ -71,6 +72,9 @@ def cluster(nodes: int, cards: int = 8, loads: tuple[int, ...] = (50,), t: float
         devices = [card(index, load, used=load // 2) for index in range(cards)]
         picture.feed(node, f"node{node + 1}", sample(t, devices, rank(node)), t)
     return picture
+
+
+shared_cluster = functools.cache(cluster)  # for tests that only draw it
 
 
 def texts(page: Page) -> list[str]:
@@ -292,7 +296,7 @@ def test_filter() -> None:
 @pytest.mark.parametrize("height", [2, 3, 5, 10, 24, 60])
 @pytest.mark.parametrize("nodes", [0, 1, 3, 64, 400])
 def test_a_page_is_as_big_as_the_window(width: int, height: int, nodes: int) -> None:
-    page = page_of(cluster(nodes, loads=(0, 40, 99)), width, height)
+    page = page_of(shared_cluster(nodes, loads=(0, 40, 99)), width, height)
     assert len(page.lines) == height
     lines = draw(page, width).plain.split("\n")
     assert len(lines) == height and max(map(len, lines)) <= width
