@@ -63,7 +63,7 @@ def stop(call: Call) -> None:
         wanted = list(first)
         if call.given.all or not first:
             wanted = list(dict.fromkeys([*first, *_jobs_to_stop(call, fleet, known, about)]))
-        orphaned = [] if wanted else _orphaned_jobs(engine, known, about)
+        orphaned = _orphaned_jobs(engine, known, about) if call.given.all or not wanted else []
         if call.given.dry or not (wanted or orphaned):
             wanted += orphaned
             call.terminal.line(f"would stop: {', '.join(wanted)}" if wanted else _nothing_to_stop(fleet))
