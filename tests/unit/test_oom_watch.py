@@ -68,6 +68,27 @@ def test_an_oom_kill_of_another_process_of_the_machine(files: dict[str, str]) ->
     assert counter in watch.verdict()
 
 
+def test_an_oom_kill_before_the_program_of_a_container_is_found(files: dict[str, str]) -> None:
+    """The container's cgroup has counted it already. At the top is the cgroup of others."""
+    files.update({"/proc/7/cgroup": "0::/client\n", "/sys/fs/cgroup/client/memory.events": "oom_kill 2\n"})
+    watch = pressure.OomWatch(7)
+    counter = "/sys/fs/cgroup/container/memory.events"
+    files.update({"/proc/8/cgroup": "4:memory:/\n0::/container\n", counter: "oom_kill 1\n"})
+    files["/sys/fs/cgroup/memory/memory.oom_control"] = "oom_kill 5\n"
+    files["/proc/vmstat"] = "oom_kill 8\n"
+    watch = pressure.OomWatch(7)
+    watch.enter_container(8)
+    content = files.pop(counter)
+    assert watch.verdict() == "", "the container has ended without a kill of the machine"
+    files["/proc/vmstat"] = "oom_kill 9\n"
+    assert "/proc/vmstat" in watch.verdict(), "the container has ended, and its client had no kill"
+    files[counter] = content
+    watch.update(8)
+    assert watch.verdict() == f"out of memory: the kernel killed it (oom_kill in {counter})"
+    watch.update(8)
+    assert watch.verdict() == "", "it has outlived the kill of another process of the container"
+
+
 @pytest.mark.parametrize("cgroup", ["", "0::/container\n"])
 def test_an_oom_kill_without_a_cgroup(files: dict[str, str], cgroup: str) -> None:
     """The process has none that is visible, or its container has ended: the machine's counter is what is left."""

@@ -294,7 +294,8 @@ class RankTable:
         """Return the ranks whose program in a container was found since the last call, after a first sample of each."""
         found = [rank for rank in self.running.values() if rank.container is not None and rank.container.find()]
         for rank in found:
-            rank.oom = pressure.OomWatch(rank.main)
+            if rank.oom is not None:
+                rank.oom.enter_container(rank.main)
             rank.sample()  # it may end before the next sample
         return found
 

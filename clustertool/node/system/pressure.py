@@ -40,7 +40,7 @@ def free_bytes(path: str) -> int:
 
 def _kill_counters(pid: int) -> Dict[str, int]:
     """Map each counter file that concerns a process to its kills so far: those of its cgroups (v2, v1), and /proc/vmstat."""
-    return _read_counters([*_cgroup_files(pid), "/proc/vmstat"])
+    return _read_counters([*_cgroup_files(pid), _MACHINE])
 
 
 def _read_counters(paths: Iterable[str]) -> Dict[str, int]:
@@ -64,9 +64,9 @@ def _cgroup_files(pid: int) -> List[str]:
         for line in file:
             _, controllers, group = line.rstrip("\n").split(":", 2)
             if controllers == "":
-                paths.append(_visible_path("/sys/fs/cgroup", group, "memory.events"))
+                paths.append(_visible_path(_TOPS[0], group, "memory.events"))
             elif "memory" in controllers.split(","):
-                paths.append(_visible_path("/sys/fs/cgroup/memory", group, "memory.oom_control"))
+                paths.append(_visible_path(_TOPS[1], group, "memory.oom_control"))
     return paths
 
 
@@ -89,6 +89,10 @@ def _describe_limit(path: str) -> str:
     return ""
 
 
+_MACHINE = "/proc/vmstat"
+_TOPS = ("/sys/fs/cgroup", "/sys/fs/cgroup/memory")
+
+
 class OomWatch:
     """The counters of kills for lack of memory that concern a rank, as read at the last two updates.
 
@@ -98,6 +102,12 @@ class OomWatch:
 
     def __init__(self, pid: int) -> None:
         self._before = self._now = _kill_counters(pid)
+
+    def enter_container(self, pid: int) -> None:
+        """Watch the cgroups of a container's program. They are as new as the container: what they count is of this rank."""
+        known, paths = self._now, [*_cgroup_files(pid), _MACHINE]
+        own = {path: known.get(path, 0) for path in paths if path in known or os.path.dirname(path) not in _TOPS}
+        self._before = self._now = own
 
     def update(self, pid: int) -> None:
         """Read the counters, and keep those of the last call to compare with."""
