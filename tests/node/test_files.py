@@ -18,6 +18,7 @@ import pytest
 from clustertool.errors import ClustertoolError, NotFound, PreflightError, UsageError
 from clustertool.model.dispatch.manifest import name_of, text_of
 from clustertool.model.paths import OURS
+from clustertool.node.jobs import ledger
 from clustertool.node.storage import files, reserving_journal
 from clustertool.node.storage.release_store import Store
 from clustertool.node.storage.reserving_journal import ReservingJournal
@@ -221,6 +222,19 @@ def test_removal(tmp_path: Path) -> None:
         with pytest.raises(NotFound):
             files.remove_tree(str(unmarked))
     assert (outside / "file").exists()
+
+
+def test_removal_of_what_is_still_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that ends at this moment writes once more, or another node removes the same directory."""
+    top = tmp_path / "JOBx"
+    os.close(files.make_job_dir(str(top)))
+    (top / "log").mkdir()
+    (top / "log/0").touch()
+    turns = iter(range(100))
+    monkeypatch.setattr(files, "step", lambda: (top / "log/late").touch() if next(turns) == 1 else None)
+    files.remove_tree(str(top))
+    assert not top.exists() and next(turns) > 3
+    assert ledger.remove_job(str(top)) == 0, "the other node was faster"
 
 
 def test_removal_of_a_very_deep_tree(tmp_path: Path) -> None:

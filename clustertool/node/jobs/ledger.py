@@ -14,7 +14,7 @@ import json
 import os
 from typing import TYPE_CHECKING, Any, Dict, List, Mapping
 
-from clustertool.errors import PreflightError
+from clustertool.errors import NotFound, PreflightError
 from clustertool.model.job import formats
 from clustertool.model.job.caretakers import CARETAKERS
 from clustertool.model.paths import OURS, JobPaths, is_job_id
@@ -164,6 +164,11 @@ def remove_job(job_dir: str) -> int:
 
     Raises NotFound if the directory has no marker, and PreflightError if it cannot be removed.
     """
-    freed = files.remove_tree(job_dir) if os.path.lexists(job_dir) else 0
+    freed = 0
+    try:
+        freed = files.remove_tree(job_dir)
+    except NotFound:
+        if os.path.lexists(job_dir):  # else another node that shares ROOT_DIR has removed it
+            raise
     remove(JobPaths.at(job_dir))
     return freed

@@ -26,6 +26,7 @@ _FICLONERANGE = 0x4020940D
 _DIR = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _MOST = 64 << 20  # bytes of a file that are read
+_PASSES = 3  # over a directory that is removed, if it is not empty after the first one
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -393,12 +394,15 @@ def _remove_content(fd: int, path: str, device: int) -> int:
     device: that of its file system. Raises PreflightError for a folder of another file system, OSError.
     """
     freed = 0
-    with os.scandir(fd) as entries:
-        names = {entry.name: entry.is_dir(follow_symlinks=False) for entry in entries}
-    # The tool's own folder is the last, or `jobs` makes it again.
-    for name, is_dir in sorted(names.items(), key=lambda item: item[0] in (OURS, MARKER)):
-        with contextlib.suppress(FileNotFoundError):  # two may remove at the same time
-            freed += _remove_dir(name, fd, os.path.join(path, name), device) if is_dir else _remove_file(name, fd)
+    for _ in range(_PASSES):  # what ends at this moment may still have written a file
+        with os.scandir(fd) as entries:
+            names = {entry.name: entry.is_dir(follow_symlinks=False) for entry in entries}
+        if not names:
+            break
+        # The tool's own folder is the last, or `jobs` makes it again.
+        for name, is_dir in sorted(names.items(), key=lambda item: item[0] in (OURS, MARKER)):
+            with contextlib.suppress(FileNotFoundError):  # two may remove at the same time
+                freed += _remove_dir(name, fd, os.path.join(path, name), device) if is_dir else _remove_file(name, fd)
     return freed
 
 
