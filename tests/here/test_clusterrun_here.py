@@ -588,7 +588,7 @@ def test_it_waits_for_no_reader(here):
     running.says("] 1$")
     os.close(running._streams.pop("out"))
     until(lambda: running.process.poll() is not None)
-    assert "the job goes on" in running.err
+    until(lambda: "the job goes on" in running.err)
     here.clustertool("stop", "--force").ends(0)
     assert not here.living()
 
