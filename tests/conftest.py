@@ -38,9 +38,10 @@ def pytest_configure() -> None:
         subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
 
 
-# Seconds of CPU of a test, on average. Where a folder's tests share what takes long to start, one worker gets the folder.
-_SECONDS = {"lab": 2.5, "ssh": 0.8, "node": 0.4, "security": 0.3, "kubernetes": 0.2, "unit": 0.02}
-_TOGETHER = {"frameworks": 3.0, "slurm": 2.0, "browser": 2.0, "here": 1.5, "workspaces": 1.0}
+# Seconds of a test, on average, beside five others. Where a folder's tests share what takes long to start, one worker gets the
+# folder.
+_SECONDS = {"lab": 3.6, "ssh": 1.1, "node": 1.1, "security": 0.6, "kubernetes": 0.3, "unit": 0.03}
+_TOGETHER = {"frameworks": 3.4, "slurm": 2.4, "here": 1.4, "browser": 1.1, "workspaces": 1.0}
 
 
 def pytest_collection_finish() -> None:
