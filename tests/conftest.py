@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any, Dict, List, Tuple
+from typing import Any, Dict, Generator, List, Tuple
 
 import pytest
 
@@ -48,6 +48,21 @@ def pytest_collection_finish() -> None:
     """Exempt what is there now from all later collections of garbage: they would visit the objects of 8,000 tests."""
     gc.freeze()
     gc.enable()
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_report_to_serializable() -> Generator[None, Any, None]:
+    """Replace in the reports of workers what is not UTF-8, as a mark in the tool's errors is: it would end the run."""
+    outcome = yield
+    outcome.force_result(_encodable(outcome.get_result()))
+
+
+def _encodable(value: Any) -> Any:
+    if isinstance(value, str):
+        return value.encode("utf-8", "backslashreplace").decode()
+    if isinstance(value, dict):
+        return {_encodable(key): _encodable(one) for key, one in value.items()}
+    return [_encodable(one) for one in value] if isinstance(value, (list, tuple)) else value
 
 
 @pytest.hookimpl(trylast=True)

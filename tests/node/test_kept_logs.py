@@ -114,7 +114,7 @@ def test_a_program_that_clears_its_folder(bench: Bench, what: str) -> None:
     job = bench.run(None, f"echo 1; {CLEAR.format(what)}; echo 2; {WAIT.format('../go')} echo 3; exit 5")
     stream = job.follow()
     until(lambda: bytes(stream.logs.get(LOG, b"")) == b"1\n2\n")
-    until(lambda: (job.dir() / ".clustertool/events.jsonl").exists(), "the records are back")
+    until(lambda: (job.dir() / ".clustertool/marker").exists(), "the records are back; the marker is the last")
     assert job.nodes[0].ask("status", job=job.id)["supervised"]
     (job.dir().parent / "go").touch()
     assert job.ended()["code"] == 5
