@@ -62,7 +62,7 @@ def _encodable(value: Any) -> Any:
         return value.encode("utf-8", "backslashreplace").decode()
     if isinstance(value, dict):
         return {_encodable(key): _encodable(one) for key, one in value.items()}
-    return [_encodable(one) for one in value] if isinstance(value, (list, tuple)) else value
+    return type(value)(map(_encodable, value)) if type(value) in (list, tuple) else value
 
 
 @pytest.hookimpl(trylast=True)
