@@ -10,6 +10,8 @@ import os
 from typing import Dict, Iterable, List, Tuple
 
 _NO_LIMIT = 1 << 60  # bytes
+_MACHINE = "/proc/vmstat"
+_V2, _V1 = "/sys/fs/cgroup", "/sys/fs/cgroup/memory"  # the tops of the cgroups
 
 
 def cpu_ticks() -> Tuple[int, int]:
@@ -64,9 +66,9 @@ def _cgroup_files(pid: int) -> List[str]:
         for line in file:
             _, controllers, group = line.rstrip("\n").split(":", 2)
             if controllers == "":
-                paths.append(_visible_path(_TOPS[0], group, "memory.events"))
+                paths.append(_visible_path(_V2, group, "memory.events"))
             elif "memory" in controllers.split(","):
-                paths.append(_visible_path(_TOPS[1], group, "memory.oom_control"))
+                paths.append(_visible_path(_V1, group, "memory.oom_control"))
     return paths
 
 
@@ -89,10 +91,6 @@ def _describe_limit(path: str) -> str:
     return ""
 
 
-_MACHINE = "/proc/vmstat"
-_TOPS = ("/sys/fs/cgroup", "/sys/fs/cgroup/memory")
-
-
 class OomWatch:
     """The counters of kills for lack of memory that concern a rank, as read at the last two updates.
 
@@ -106,8 +104,8 @@ class OomWatch:
     def enter_container(self, pid: int) -> None:
         """Watch the cgroups of a container's program. They are as new as the container: what they count is of this rank."""
         known, paths = self._now, [*_cgroup_files(pid), _MACHINE]
-        own = {path: known.get(path, 0) for path in paths if path in known or os.path.dirname(path) not in _TOPS}
-        self._before = self._now = own
+        watched = [path for path in paths if path in known or os.path.dirname(path) not in (_V2, _V1)]
+        self._before = self._now = {path: known.get(path, 0) for path in watched}
 
     def update(self, pid: int) -> None:
         """Read the counters, and keep those of the last call to compare with."""

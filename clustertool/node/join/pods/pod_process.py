@@ -39,8 +39,8 @@ NAME = "ct-pod"
 _TICK = 0.2
 _LEFT = 20.0  # seconds for the guard of a supervisor that has died, and for what else is left
 _DRAIN = 20.0  # seconds for the rest of the logs: a reader of stdout may be slow
-_ANSWER = 0.5  # seconds for the answer to a release
 _ASKED = 5.0  # both, in a pod that is to end
+_ANSWER = 0.5  # seconds for the answer to a release
 _LARGEST = 1 << 20  # bytes of a report
 _MOST_RECORD = 4 << 20  # bytes of a file of records: its first line, and its end
 
