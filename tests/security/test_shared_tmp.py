@@ -10,6 +10,7 @@ import select
 import socket
 import subprocess
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -110,6 +111,24 @@ def test_the_oldest_of_several_is_used_by_all_that_make_one_at_once(tmp: Path) -
     for thread in threads:
         thread.join()
     assert len(set(found)) == 1 and [str(path) for path in tmp.iterdir()] == found[:1]
+
+
+def test_one_that_was_made_during_the_search_is_not_used_at_once(tmp: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An older one may be missing in the list."""
+    list_of, lists = os.listdir, []
+    newer, older = (tmp / f"clustertool-{os.getuid()}-{name}" for name in ("newer", "older"))
+
+    def listed(path: str) -> list[str]:
+        if not lists:
+            older.mkdir(0o700)
+            time.sleep(0.05)
+            newer.mkdir(0o700)
+        lists.append([name for name in list_of(path) if lists or name == newer.name])
+        return lists[-1]
+
+    monkeypatch.setattr(private_directory.os, "listdir", listed)
+    assert private_directory.find() == str(older)
+    assert lists[0] == [newer.name]
 
 
 def test_a_tmp_that_is_not_there_is_named_once(tmp: Path) -> None:

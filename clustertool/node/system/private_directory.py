@@ -35,12 +35,13 @@ def find() -> str:
     """Return the path of /tmp/clustertool-UID-RANDOM, a real directory of this user with mode 0700; "" if there is none.
 
     Of several the oldest counts. Waits until it is 0.2 s old: what is in /tmp is not listed at one instant, so a directory that
-    another process has just made may be missing in a list that has a newer one.
+    another process has just made may be missing in a list that has a newer one. A time to come, after the clock was set back,
+    is no reason to wait.
     """
     while True:
-        at = time.time_ns()
+        before = time.time_ns()
         made, path = _oldest()
-        if not path or not 0 <= at - made < _SETTLED:
+        if not path or before - made >= _SETTLED or made > time.time_ns():
             return path
         time.sleep(_SETTLED / 1e9)
 
