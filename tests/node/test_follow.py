@@ -169,6 +169,17 @@ class _Anywhere(Stream):
             super().take(header, payload)
 
 
+def test_the_tail_of_a_log_that_grows_fast_has_no_more_lines(bench: Bench) -> None:
+    job = bench.run(None, "echo ready; while :; do echo line; done").ready()
+    client = job.nodes[0].open()
+    for _ in range(20):
+        stream = client.stream = _Anywhere()
+        job.follow(client=client, tail=1, follow=False)
+        end(stream)
+        assert bytes(stream.logs[LOG]) == b"line\n"
+    job.stop()
+
+
 def test_tail_then_grows(bench: Bench) -> None:
     job = bench.run(None, "seq 100; echo ready; until [ -e go ]; do sleep 0.05; done; echo last").ready()
     client = job.nodes[0].open()

@@ -174,15 +174,16 @@ class Follower:
         """
         offset, tail = self._request.get("offsets", {}).get(name), self._request.get("tail")
         log = RankLog(self._job, name, shown=key[0] == "file")
+        size = log.size()  # once: a log that grows meanwhile would have more lines than `tail`
         if offset is None:
-            offset = 0 if tail is None else tail_offset(log, tail)
+            offset = 0 if tail is None else tail_offset(log, tail, size)
             if self._since is not None:
                 before = self._before.get(name, rank_log.NO_RECORD)
                 offset = max(offset, rank_log.offset_at(log, before, self._since))
-        log.seek(min(offset, log.size()))
+        log.seek(min(offset, size))
         self._logs[name] = log, self._log_header(name, key, attempt, offset)
         if not self._request.get("follow", True):
-            self._sizes[name] = log.size()
+            self._sizes[name] = size
 
     def _log_header(self, name: str, key: Tuple[str, int], attempt: int, offset: int) -> LogFrame:
         """Build the header of a log's next piece, which begins at `offset`."""

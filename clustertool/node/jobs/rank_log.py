@@ -173,9 +173,8 @@ def progress(job: int, log: str, most: int) -> Optional[RankProgress]:
     return None
 
 
-def tail_offset(log: RankLog, lines: int) -> int:
-    """Return the offset at which the last `lines` lines of a log begin; 0 if it has fewer, its end for 0 lines."""
-    end = log.size()
+def tail_offset(log: RankLog, lines: int, end: int) -> int:
+    """Return the offset at which the last `lines` lines before offset `end` begin; 0 if there are fewer, `end` for 0 lines."""
     if lines <= 0:
         return end
     at, found = end, 0
@@ -202,8 +201,9 @@ def line_start(log: RankLog, at: int) -> int:
 def last_lines(job: int, name: str, lines: int, limit: int = 64 << 10) -> str:
     """Read the end of a log: at most `lines` lines and `limit` bytes. Raises OSError."""
     with contextlib.closing(RankLog(job, name)) as log:
-        start = max(tail_offset(log, lines), log.size() - limit)
-        return log.pread(limit, start).decode("utf-8", "backslashreplace")
+        end = log.size()
+        start = max(tail_offset(log, lines, end), end - limit)
+        return log.pread(end - start, start).decode("utf-8", "backslashreplace")
 
 
 # -- when its lines were written
