@@ -309,10 +309,11 @@ class JobFollower:
     def _follow(self, nodes: Iterable[int], failed: Mapping[int, ClustertoolError]) -> None:
         """Request events and logs from these nodes, and note which of them, and of `failed`, cannot be followed, and why.
 
-        One without records of the job counts as ended.
+        One without records of the job counts as ended; one whose connection was lost since its login is followed all the same.
         """
         gathered = self.fleet.ask(dict.fromkeys(nodes, FOLLOW(self._request)), patient=self._patient)
-        self.watch.received.update(dict.fromkeys(gathered.ok, time.monotonic()))
+        lost = [node for node in gathered.failed if self.fleet.agents[node].dead is not None]
+        self.watch.received.update(dict.fromkeys([*gathered.ok, *lost], time.monotonic()))
         for node, error in {**failed, **gathered.failed}.items():
             self.watch.closed[node] = error.what
             if isinstance(error, NotFound):  # its directory was removed there: nothing will come

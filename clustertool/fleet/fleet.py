@@ -36,6 +36,7 @@ LAG = 2.0  # seconds without a new node after which a command uses the nodes tha
 _OVERDUE = 5.0  # seconds that the start of an agent may take beyond its deadline, before its connection is closed
 
 _STOPPING = 30.0  # seconds that a stop may take beyond the grace
+_MOMENT = 3.0  # seconds in which a node may end whose agent was lost
 _PATIENCE = 25.0  # seconds for a node to take back what was begun: more than a stop without grace takes
 
 
@@ -58,9 +59,10 @@ class Fleet:
         """Prepare a fleet; open() connects. reach: see NodeLinks. prompter: that of another fleet, else it asks `person`.
 
         Attributes to set: engine_end(job) asks the engine why a job has ended, None if it has not, or that is not known; it is
-        None itself where agents know this, and do not only read records. records_of(host) is called before a lost agent is
-        opened again: the base of its records on the shared directory if its node has ended, None if it runs. needed: see
-        SharedDirectory. no_records(name) builds the error of a node of which the shared directory has nothing.
+        None itself where agents know this, and do not only read records. records_of(host, patience) is called before a lost
+        agent is opened again: the base of its records on the shared directory if its node has ended, or ends in `patience`
+        seconds; None if it runs. needed: see SharedDirectory. no_records(name) builds the error of a node of which the shared
+        directory has nothing.
         """
         self.cluster = cluster
         self.check = check
@@ -73,7 +75,7 @@ class Fleet:
         self._late: dict[int, int] = {}  # of its items that are neither in `agents` nor in `failed`: the nodes' numbers
         self._starting: dict[int, tuple[float, Link]] = {}  # nodes whose agents start: deadline and connection
         self.engine_end: Callable[[str], str | None] | None = None
-        self.records_of: Callable[[Host], str | None] = lambda host: None
+        self.records_of: Callable[[Host, float], str | None] = lambda host, patience: None
         self.needed: Needed = lambda base, kind, fields: None
         self.no_records: Callable[[str], NotFound] = no_records
         self.shared: Fleet | None = None  # of open_shared(): the one host, for requests about it
@@ -209,7 +211,7 @@ class Fleet:
         On a shared directory, a new client of the node's base. Raises why there is no connection.
         """
         host, agent = self.cluster.hosts[node], self.agents.get(node)
-        base = self.records_of(host)
+        base = self.records_of(host, 0.0)
         if self._directory is not None and isinstance(agent, RecordsClient):
             self.agents[node] = self._directory.reopen(agent)
         else:
@@ -320,11 +322,34 @@ class Fleet:
         """Send a request to all nodes that have not failed, and return {node: answer}.
 
         A node that gives no answer, or an error, is in `failed` from then on and is not asked again. NotFound does not count:
-        the node has nothing of what was asked.
+        the node has nothing of what was asked. The records of a node that has just ended answer for it.
         """
-        gathered = self.ask({node: request for node in self.agents if node not in self.failed}, timeout)
+        first = self.ask({node: request for node in self.agents if node not in self.failed}, timeout)
+        self._note_failures(first)
+        ended = self._open_records(node for node in first.failed if self.agents[node].dead is not None)
+        second = self.ask(dict.fromkeys(ended, request), timeout)
+        self._note_failures(second)
+        return {**first.ok, **second.ok}
+
+    def _note_failures(self, gathered: Gathered[Answered]) -> None:
+        """Put the errors of nodes, except NotFound, into `failed`."""
         self.failed.update({node: error for node, error in gathered.failed.items() if not isinstance(error, NotFound)})
-        return gathered.ok
+
+    def _open_records(self, lost: Iterable[int]) -> list[int]:
+        """Open the records of those lost nodes that have ended, or end in 3 s, and return these nodes.
+
+        A node whose records cannot be opened gets the reason in `failed`.
+        """
+
+        def open_ended(node: int) -> bool:
+            ended = self.records_of(self.cluster.hosts[node], _MOMENT) is not None
+            if ended:
+                self.reopen(node)
+            return ended
+
+        opened = each({node: node for node in lost}, open_ended, check=self.check)
+        self.failed.update(opened.failed)
+        return [node for node, ended in opened.ok.items() if ended]
 
     @property
     def silent(self) -> dict[int, ClustertoolError]:

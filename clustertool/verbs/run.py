@@ -26,7 +26,7 @@ from clustertool.cli.launchers import nested_launcher
 from clustertool.engines import base, known_engines
 from clustertool.engines.base import Engine, ExportWish, Submission
 from clustertool.engines.job_request import RunRequest, RunWish
-from clustertool.errors import ClustertoolError, DataError, NodeLost, NotFound, Survivors, Unreachable, UsageError
+from clustertool.errors import ClustertoolError, DataError, NodeLost, NotFound, Survivors, Unreachable, UsageError, only
 from clustertool.fleet import this_user
 from clustertool.model.config.cluster import Cluster
 from clustertool.model.config.folded_names import fold
@@ -382,9 +382,9 @@ def _take_output(call: Call, engine: Engine, job: str) -> None:
             size = f"{count(done.files, 'file')}, {human_bytes(done.bytes)}"
             call.note(f"job {job}: its output was fetched: {size} -> {done.place}")
         engine.release(job)
-    except (Unreachable, NotFound):  # without output its node has ended meanwhile
-        return
     except (ClustertoolError, OSError) as error:
+        if isinstance(error, ClustertoolError) and only(error, Unreachable, NotFound):
+            return  # without output its node has ended meanwhile
         what = error.what if isinstance(error, ClustertoolError) else str(error)
         left = f"the output is not fetched: {what}; its node waits, and resources stay reserved"
         again = f"{PROGRAM} fetch --job {job}, or give it up: {PROGRAM} stop --job {job}"

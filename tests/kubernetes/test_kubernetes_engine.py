@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,12 +15,14 @@ from typing import Any
 import pytest
 
 from clustertool.actions.find_jobs import attach_to
+from clustertool.actions.follow_job import Inbox, JobFollower
 from clustertool.actions.read_status import read
 from clustertool.actions.stop_jobs import unfinished_jobs
 from clustertool.api.silent_caller import SilentCaller
 from clustertool.engines.base import EngineState
 from clustertool.engines.kubernetes.kubernetes_engine import KubernetesEngine
 from clustertool.errors import ConfigError, NotFound, PreflightError
+from clustertool.fleet.agent_client import Sink
 from clustertool.fleet.records_client import RecordsClient
 from clustertool.fleet.this_machine import HereChannel
 from clustertool.model.config.cluster import Cluster
@@ -28,7 +31,7 @@ from clustertool.model.job.stop_result import read_result
 from clustertool.model.kubernetes import pod_record
 from clustertool.model.kubernetes.object_names import JobAbout, annotations_of_job
 from clustertool.model.kubernetes.pod_places import FIRST_LABEL, INDEX_LABEL
-from clustertool.model.kubernetes.pod_record import PodEnd, PodLine, encode_line
+from clustertool.model.kubernetes.pod_record import PodEnd, PodLine, Stated, encode_line
 from clustertool.model.wire.messages import LIST_FILES, LIST_JOBS, STATUS
 from tests.kubernetes.test_job_objects import ObjectsInMemory, made
 
@@ -55,6 +58,9 @@ class PodsInMemory(ObjectsInMemory):
         lines = [*encode_line(PodLine("trainer", 0, 0, b"the last words")).splitlines(True), self.end]
         yield b"".join(lines if tail is None else list(filter(None, lines))[-tail:])
 
+    def watch(self, kind: str, labels: Any) -> Iterator[tuple[str, Any]]:
+        return iter(())
+
     def channel(self, pod: str, argv: Any) -> HereChannel:
         self.channels.append(HereChannel(argv))
         return self.channels[-1]
@@ -63,9 +69,9 @@ class PodsInMemory(ObjectsInMemory):
         return contextlib.nullcontext()
 
 
-def engine(api: PodsInMemory, **settings: object) -> KubernetesEngine:
-    cluster = Cluster((), settings=settings, where="conf.py", python=sys.executable)
-    return KubernetesEngine(cluster, SilentCaller(), api=api)
+def engine(api: PodsInMemory, sink: Sink | None = None) -> KubernetesEngine:
+    cluster = Cluster((), where="conf.py", python=sys.executable)
+    return KubernetesEngine(cluster, SilentCaller(), sink, api)
 
 
 def objects_of(job: str, root: Path, phase: str = "Running") -> list[dict[str, Any]]:
@@ -119,6 +125,38 @@ def test_a_pod_that_runs_has_an_agent_and_its_records_take_its_place(tmp_path: P
         assert fleet.agents[node].ask(LIST_JOBS({"job": "a"}))["jobs"]
         fleet = opened.open()
         assert all(host.here for host in fleet.cluster.hosts)
+
+
+def test_the_records_of_a_pod_that_ends_meanwhile_answer_for_it(tmp_path: Path) -> None:
+    """The API server knows a moment later that it has ended."""
+    objects = objects_of("a", tmp_path / "root")
+    api = PodsInMemory("ann", objects)
+    with engine(api) as opened:
+        opened.open()
+        api.channels[0].close()
+        timer = threading.Timer(0.5, end, [objects])
+        timer.start()
+        job = attach_to(opened, "a")
+        assert (job["state"], job["reason"], len(api.channels)) == (JobState.LOST, f"pod ct-a: {END.reason}", 1)
+        timer.join()
+
+
+def test_a_pod_that_ends_before_it_is_followed_is_followed_to_its_verdict(tmp_path: Path) -> None:
+    objects = objects_of("a", tmp_path / "root")
+    api, inbox = PodsInMemory("ann", objects), Inbox()
+    stated = Stated(JobAbout(created=1000.0), END, 1001.0)
+    api.end = pod_record.encode(END, {"events.jsonl": pod_record.stated_events("a", 0, stated, {})})
+    with engine(api, inbox.put) as opened:
+        fleet = opened.open()
+        api.channels[0].close()
+        follower = JobFollower(fleet, inbox, "a")
+        follower.start({"logs": "all", "tail": None})
+        assert not follower.over
+        end(objects)
+        for _ in follower.items(lambda: None):
+            pass
+        outcome = follower.watch.status.outcome
+        assert outcome is not None and (outcome.state, outcome.reason) == (JobState.FAILED, END.reason)
 
 
 def test_a_pod_that_runs_again_gets_a_new_agent(tmp_path: Path) -> None:

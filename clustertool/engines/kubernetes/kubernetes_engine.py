@@ -101,16 +101,18 @@ class KubernetesEngine(Engine):
             fleet = self._open_once(lag, job, newest)
             bad = {node for node, error in fleet.failed.items() if isinstance(error, PreflightError)}
             failed = [host.host for host in fleet.cluster.hosts if host.index in bad]
-            if not self._wait_for_an_end([pod for pod in failed if pod not in self._ended.failed]):
+            if not self._wait_for_an_end([pod for pod in failed if pod not in self._ended.failed], _NOTICED):
                 return fleet
 
-    def _wait_for_an_end(self, pods: Sequence[str]) -> bool:
-        """Poll these pods, whose agents have not started, for up to 3 s; return whether one of them has ended or is gone."""
-        end = time.monotonic() + _NOTICED
-        while pods and time.monotonic() < end:
+    def _wait_for_an_end(self, pods: Sequence[str], patience: float) -> bool:
+        """Poll these pods for up to `patience` seconds, once at least; return whether one of them has ended or is gone."""
+        end = time.monotonic() + patience
+        while pods:
             found = [self.api.get("Pod", pod) for pod in pods[:_CHANNELS]]
             if any(pod is None or view(pod).ended for pod in found):
                 return True
+            if time.monotonic() >= end:
+                break
             self.caller.check()
             time.sleep(_POLL)
         return False
@@ -184,17 +186,17 @@ class KubernetesEngine(Engine):
             raise error
         return PodLink(self.api, host.host, host.name)
 
-    def _records_of(self, host: Host) -> str | None:
-        """Restore the records of an ended pod whose agent was lost, and return their base directory; None while the pod runs.
+    def _records_of(self, host: Host, patience: float) -> str | None:
+        """Restore the records of a pod whose agent was lost, and return their base directory; None if the pod runs.
 
-        None, too, for this machine. Called in a thread of the fleet. Raises NotFound for a pod that is gone.
+        None, too, for this machine. patience: seconds in which the pod may end. Called in a thread of the fleet. Raises
+        NotFound for a pod that is gone.
         """
         if host.here:
             return None
-        pod = None if self._ended.has(host.host) else self.api.get("Pod", host.host)
-        if pod is not None and not view(pod).ended:
-            return None
-        return base("", self._ended.restore(host.host), shared=True)
+        if self._ended.has(host.host) or self._wait_for_an_end([host.host], patience):
+            return base("", self._ended.restore(host.host), shared=True)
+        return None
 
     def fleet_of_job(self, job: str) -> Fleet:
         """Return a fleet with the same hosts, not open yet, that connects to running pods only.
