@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 from tests import containers
+from tests.cli import until
 from tests.kubernetes.kube_site import KubeSite
 from tests.kubernetes.pod_runtime import PodmanApiPod
 
@@ -29,5 +30,6 @@ def test_a_job_in_containers_of_a_cluster(site: KubeSite, kubectl_here: None) ->
     for rank in range(2):
         assert f"[trainer {rank} ct-{done.job}-{rank}] {expected[rank]}" in done.out
     assert expected[1] in site.kubectl("logs", site.objects("Pod")[1]["metadata"]["name"])
+    until(lambda: all(pod["status"]["phase"] == "Succeeded" for pod in site.objects("Pod")), 30)  # pod 0 was released
     site.inv("clean", "--job", done.job).ends(0)
     site.is_empty()

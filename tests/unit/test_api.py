@@ -136,7 +136,7 @@ def test_a_silent_node_does_not_stall_wait_with_progress(monkeypatch: pytest.Mon
     def reopen(node: int) -> None:
         raise Unreachable("no answer")
 
-    agent = SimpleNamespace(send=lambda request: None)
+    agent = SimpleNamespace(send=lambda request: None, dead=None)
     fleet = SimpleNamespace(
         cluster=cluster_of(["10.0.0.1", "10.0.0.2"]), agents=dict.fromkeys((0, 1), agent), failed={}
     )
