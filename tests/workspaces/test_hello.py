@@ -62,6 +62,7 @@ def test_ps_trainer_names_its_own_endpoint(job_of):
 
 def test_pserver_listens_until_sigterm(job_of):
     (pserver,) = job_of("hello").start_pservers(1, trainers=1, script="train.py")
+    pserver.says("role=PSERVER")
     assert facts(pserver.lines[0])["role"] == "PSERVER"
     assert facts(pserver.lines[0])["endpoint"] == pserver.endpoint
     assert pserver.popen.poll() is None
