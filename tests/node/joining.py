@@ -46,9 +46,10 @@ class Machine:
         argv = self.argv or [self.python, *join_process.command("--report", *options)[1:]]
         self.popen = self._popen(argv)
         assert self.popen.stdin is not None
-        if not self.argv:
-            self.popen.stdin.write(to_json(self.join).encode())
-        self.popen.stdin.close()
+        with contextlib.suppress(BrokenPipeError):  # with --file it may have ended
+            if not self.argv:
+                self.popen.stdin.write(to_json(self.join).encode())
+            self.popen.stdin.close()
         self._readers = [threading.Thread(target=read, daemon=True) for read in (self._read_lines, self._read_errors)]
         for reader in self._readers:
             reader.start()
