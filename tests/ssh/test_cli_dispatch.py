@@ -87,7 +87,7 @@ def test_a_node_that_comes_later_gets_it_from_the_others_and_another_laptop_send
     # The seconds count from the first connection: all may have come while nodes were still being reached, and the second
     # half of a dispatch is a moment then.
     reported = re.search(r"2 nodes ready in ([\d.]+) s", first.out)
-    assert reported and first.seconds / 10 < float(reported[1]) < first.seconds, first.out
+    assert reported and first.seconds / 10 < float(reported[1]) < first.seconds + 0.05, first.out  # it is rounded
     late = three.clustertool("dispatch", "-w", "job", "--json").ends(0).json
     assert (late["sent"], late["had"]) == (["127.0.0.4"], ["127.0.0.2", "127.0.0.3"])
     assert late["bytes"] < 10_000 and late["between"] > 3_000_000
