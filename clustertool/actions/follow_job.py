@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from clustertool.actions.stop_jobs import stop_how
 from clustertool.errors import BadAnswer, ClustertoolError, NotFound
-from clustertool.fleet.fleet import Check, Fleet
+from clustertool.fleet.fleet import MOMENT, Check, Fleet
 from clustertool.model.hints import PROGRAM
 from clustertool.model.job.outcome import COORDINATOR_NODE, Key
 from clustertool.model.job.state import JobStatus
@@ -36,7 +36,6 @@ _LONGEST_RETRY = 30.0  # for a node of an elastic job that the others have lost
 _CHECK = 0.2  # seconds between two checks of the nodes while frames arrive continuously
 _NAP = 1.0  # seconds between two checks after which this process was blocked: Ctrl+Z, a terminal that does not read
 _ASK = 5.0  # seconds between two questions to the engine whether the job has ended
-_MOMENT = 3.0  # seconds in which a node may end whose connection was lost: where an engine knows the end of nodes
 _LATE = 10.0  # seconds that records may come after the engine knows the end: a shared file system shows them late
 _RETURN = 3.0  # seconds that a node which broke off may take to come back once the verdict is known
 _RESTORE = 12.0  # the same where an engine may have the logs of ended nodes, which are fetched from it
@@ -471,7 +470,7 @@ class JobFollower:
             self._away.add(node)
             self._reopening.add(node)
             threading.Thread(target=self._reopen, args=(node,), daemon=True).start()
-        patience = 0.0 if self.fleet.engine_end is None else _MOMENT
+        patience = 0.0 if self.fleet.engine_end is None else MOMENT
         for node, (since, why) in list(self._unreported.items()):
             if node not in self._away or node in self.watch.ended:
                 del self._unreported[node]

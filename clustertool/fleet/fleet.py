@@ -32,11 +32,11 @@ if TYPE_CHECKING:  # of all commands only `run` plans
 
 Check = Callable[[], None]
 
+MOMENT = 3.0  # seconds in which a node may end whose connection was lost, and its engine may know that
 LAG = 2.0  # seconds without a new node after which a command uses the nodes that are there, and the others are late
 _OVERDUE = 5.0  # seconds that the start of an agent may take beyond its deadline, before its connection is closed
 
 _STOPPING = 30.0  # seconds that a stop may take beyond the grace
-_MOMENT = 3.0  # seconds in which a node may end whose agent was lost
 _PATIENCE = 25.0  # seconds for a node to take back what was begun: more than a stop without grace takes
 
 
@@ -342,7 +342,7 @@ class Fleet:
         """
 
         def open_ended(node: int) -> bool:
-            ended = self.records_of(self.cluster.hosts[node], _MOMENT) is not None
+            ended = self.records_of(self.cluster.hosts[node], MOMENT) is not None
             if ended:
                 self.reopen(node)
             return ended
