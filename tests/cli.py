@@ -555,7 +555,9 @@ def _probe(node: int, pid: int) -> Iterator[Process]:
     with contextlib.suppress(OSError):
         argv = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")[:-1]
         name = proc_files.comm(pid)
-        if proc_files.state(pid) not in "ZX" and name not in ("sshd", proc_files.STUB) and not name.startswith("sshd-"):
+        if name in ("sshd", proc_files.STUB) or name.startswith("sshd-"):
+            return
+        if proc_files.living(pid):  # after its arguments were read, which one that ends does not have
             yield Process(node, pid, tuple(argv), name)
 
 

@@ -35,13 +35,14 @@ IMAGE = "ct-test:1"  # its full name is localhost/ct-test:1
 IMAGE_ENV = {"IMAGE_WORD": "image", "PATH": "/opt/image/bin:/usr/bin:/bin", "HOME": "/opt/image/home"}
 LABEL = "clustertool.job"
 ETC = Path("/etc/containers")
+# No events: `system reset` of podman 4 removes their folder, and panics if it writes one of an image after that.
 SETTINGS = """\
 [containers]
 log_driver = "k8s-file"
 [engine]
 runtime = "runc"
 cgroup_manager = "cgroupfs"
-events_logger = "file"
+events_logger = "none"
 """
 STORAGE = """\
 [storage]
