@@ -118,7 +118,7 @@ def _failure_text(news: FailureNews) -> str:
 def _phase_text(news: PhaseNews) -> str:
     """Describe the phase that begins, and the attempt if it is not the first."""
     if news.phase == "ending" and news.end is None:
-        return f"ending attempt {news.attempt} on all nodes, to start again"
+        return f"ending attempt {news.attempt} on all nodes"
     done = news.end is JobState.SUCCEEDED
     texts = {
         "pserver": "all nodes are ready, starting the pservers",

@@ -115,7 +115,8 @@ class Members:
             "maximum": len(self.all),
             "members": len(nodes),
         }
-        rest = {"waiting": [], "absent": 0, "restarts": 0, "blamed": [], "store": False, **elastic}
+        rest = {"waiting": [], "absent": 0, "restarts": 0, "blamed": [], "steps": None, "store": False}
+        rest.update(elastic)
         for node in nodes:
             self.all[node].begin(nodes, {**given, **rest})
 

@@ -230,6 +230,17 @@ def test_a_machine_on_standby_replaces_one_on_which_all_attempts_fail(join_bench
     end([machines[2], machines[0], machines[1]])  # which is on standby now
 
 
+def test_restarts_without_a_later_step_are_counted_over_epochs(join_bench: JoinBench) -> None:
+    """From the second failure on the same node on, each restart is an epoch."""
+    command = "echo step=$RANK; [ $RANK = 0 ] && exec sleep 600; sleep 0.2; exit 7"
+    policy = {"max_restarts": 9, "max_restarts_without_progress": 2}
+    machines = elastic(join_bench.job(2, command, toml={"policy": policy}), 2, 2)
+    assert codes(start(machines)) == [7, 7], [one.lines for one in machines]
+    (ended,) = machines[0].events("ended")
+    assert "2 restarts in a row without a later step than step 1 " in ended["reason"]
+    assert [one["attempt"] for one in machines[0].events("epoch")] == [0, 2]
+
+
 def test_a_node_below_the_minimum_ends_the_job(join_bench: JoinBench) -> None:
     machines = running(elastic(join_bench.job(2, WAIT), 2, 2, timeout=4.0))
     machines[1].signal(signal.SIGKILL)

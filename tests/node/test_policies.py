@@ -63,6 +63,21 @@ def test_restarts_end_with_the_last_failure(bench: Bench) -> None:
     assert len(job.events(0, "started")) == 2
 
 
+def test_restarts_without_a_later_step_end_the_job(bench: Bench, tmp_path: Path) -> None:
+    """The rank that prints the steps is another one than that which fails, on another node, and is stopped."""
+    program = f"""
+        case $CLUSTERTOOL_ATTEMPT in 0) step=100;; 1) step=101;; *) step=90;; esac
+        [ $RANK = 1 ] && echo step=$step && touch {tmp_path}/printed$CLUSTERTOOL_ATTEMPT && exec sleep 600
+        until [ -e {tmp_path}/printed$CLUSTERTOOL_ATTEMPT ]; do sleep 0.02; done; exit 9
+    """
+    job = bench.run(bench.nodes(2), program, policy={"max_restarts": 9, "max_restarts_without_progress": 1})
+    ended = job.ended()
+    assert (ended["state"], ended["code"]) == ("failed", 9)
+    why = "; 1 restart in a row without a later step than step 101 (max_restarts_without_progress)"
+    assert ended["reason"].endswith(why)
+    assert [event["attempt"] for event in job.events(0, "restart")] == [1, 2]
+
+
 def test_a_stop_in_the_pause_between_two_attempts_is_final(bench: Bench) -> None:
     job = bench.run(bench.nodes(1), "exit 9", policy={"max_restarts": 5})
     job.until("restart", count=2)

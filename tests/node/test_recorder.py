@@ -204,6 +204,21 @@ def test_a_log_that_has_not_grown_is_not_read_again(tmp_path: Path, job_dir: int
     assert recorder.progress[0][3] == 2
 
 
+def test_a_step_below_the_one_before_is_found_within_an_attempt(tmp_path: Path, job_dir: int) -> None:
+    """Another attempt may repeat steps. What pservers print does not count."""
+    recorder = UsageRecorder(job_dir)
+    _, rank = me()
+    samples = [(0, 5, (5, True)), (0, 7, (7, True)), (1, 6, (7, True)), (1, 9, (9, True)), (1, 8, (9, False))]
+    for attempt, step, (highest, steady) in samples:
+        log = tmp_path / "job/log" / ("attempt1" if attempt else "") / "workerlog.0"
+        log.parent.mkdir(parents=True, exist_ok=True)
+        log.write_text(f"step={step}\n")
+        server = rank._replace(role="pserver", log_size=step)
+        (log.parent / "serverlog.0").write_text(f"step={100 + step}\n")
+        recorder._read_logs([rank._replace(attempt=attempt, log_size=step), server._replace(attempt=attempt)])
+        assert (recorder.steps.highest, recorder.steps.steady) == ((None, highest), steady), step
+
+
 def test_without_a_rank_no_thread_is_started(job_dir: int) -> None:
     before = threading.active_count()
     recorder = UsageRecorder(job_dir)

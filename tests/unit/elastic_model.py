@@ -35,6 +35,7 @@ RULES: ElasticSpec = {
     "absent": 0,
     "restarts": 0,
     "blamed": [],
+    "steps": None,
     "store": False,
 }
 Message = tuple[Any, ...]  # its kind and its epoch first

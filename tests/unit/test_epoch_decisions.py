@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from clustertool.model.job.job_steps import JobSteps
 from clustertool.model.job.outcome import Outcome
 from clustertool.model.job.state_names import JobState
 from clustertool.model.wire.spec_types import Spec
@@ -42,6 +43,7 @@ def spec(**given: Any) -> Any:
         "absent": 0,
         "restarts": 0,
         "blamed": [],
+        "steps": JobSteps(),
         "store": False,
     }
     elastic.update((name, given.pop(name)) for name in list(given) if name in elastic)
@@ -50,7 +52,8 @@ def spec(**given: Any) -> Any:
         "nodes": [0, 2, 5],
         "place": [[role, rank, node] for (role, rank), node in NODE.items()],
     }
-    policy = {"on_failure": "abort", "max_restarts": 0, "grace": 10.0, **given.pop("policy", {})}
+    policy = {"on_failure": "abort", "max_restarts": 0, "grace": 10.0, "max_restarts_without_progress": 3}
+    policy.update(given.pop("policy", {}))
     return {"shape": {**shape, **given}, "policy": policy, "attempt": elastic["epoch"], "elastic": elastic}
 
 
@@ -74,7 +77,9 @@ def clean(node: int, *survivors: str, attempt: int = 4) -> Clean:
 
 def replay(of: Spec, *events: e.Event) -> tuple[l.State, list[str]]:
     """The last state, and what was done: `start trainer 4`, `stop`, `finish next epoch 75`."""
-    state, done = l.State(e.shape_of(of), attempt=of["attempt"], blamed=tuple(of["elastic"]["blamed"])), []
+    elastic = of["elastic"]
+    begun = {"attempt": of["attempt"], "blamed": tuple(elastic["blamed"]), "steps": elastic["steps"]}
+    state, done = l.State(e.shape_of(of), **begun), []
     for event in events:
         state, actions = e.decide(of["elastic"], state, event)
         for action in actions:
@@ -433,4 +438,52 @@ def test_an_epoch_of_servers_goes_on_to_the_trainers() -> None:
     _, done = replay(of, *ALL, Listening(("pserver", 0), 4))
     assert done == ["start pserver 4", "start trainer 4"]
     _, end = outcome(of, *ALL, Lost(2, "it is off"), clean(0), clean(5))
+    assert end.state is JobState.NEXT_EPOCH
+
+
+# -- restarts without progress
+
+
+def reached(step: float, idle: int = 0) -> JobSteps:
+    at = (None, step)
+    return JobSteps(at, at, idle)
+
+
+def prints(*those: l.RankExit, step: float) -> Exited:
+    return Exited(those, 4, steps=JobSteps((None, step)))
+
+
+STUCK = (*ALL, prints(ended(T1, 1), step=20))
+NO_FAILURE = ((*ALL, LOST, *THOSE), (*AGAIN, *ANY), (*ALL, Leaves(5, "shrink"), *ANY))
+
+
+@pytest.mark.parametrize("more", [{"store": True}, {"blamed": [2]}, {}])
+def test_the_third_restart_without_a_later_step_is_no_epoch(more: dict[str, Any]) -> None:
+    """Two of earlier epochs count."""
+    given = {"policy": {"max_restarts": 9}, "restarts": 3, **more}
+    for highest, state in ((20.0, JobState.FAILED), (19.0, JobState.NEXT_EPOCH)):
+        done = replay(spec(**given, steps=reached(highest, 2)), *STUCK, stopped(T0, T2), *ANY)[1]
+        assert done[:2] == ["start trainer 4", "stop"]
+        goes_on = done[2] in ("finish next epoch 75", "start trainer 5")
+        assert goes_on if state is JobState.NEXT_EPOCH else done[2:] == ["finish failed 1"]
+
+
+def test_restarts_in_a_row_are_counted_over_epochs() -> None:
+    of = spec(policy={"max_restarts": 9}, store=True, steps=reached(20, 1))
+    state, _ = outcome(of, *STUCK, *ANY)
+    assert state.steps.next_attempt(state.counted) == reached(20, 2)
+    state, _ = outcome(of, *ALL, prints(ended(T1, 1), step=21), *ANY)
+    assert state.steps.next_attempt(state.counted) == reached(21, 0)
+
+
+@pytest.mark.parametrize("events", NO_FAILURE, ids=["lost", "101", "leaves"])
+def test_a_change_of_nodes_is_no_restart_without_progress(events: tuple[e.Event, ...]) -> None:
+    of = spec(policy={"max_restarts": 9}, steps=reached(20, 2))
+    state, end = outcome(of, *events)
+    assert end.state is JobState.NEXT_EPOCH
+    assert state.steps.next_attempt(state.counted) == reached(20, 2)
+
+
+def test_a_lost_node_is_the_cause_of_the_last_failure_without_progress() -> None:
+    _, end = outcome(spec(policy={"max_restarts": 9}, steps=reached(20, 2)), *STUCK, LOST, *THOSE)
     assert end.state is JobState.NEXT_EPOCH

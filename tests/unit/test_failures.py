@@ -205,7 +205,7 @@ def test_an_ending_before_the_next_attempt_says_so() -> None:
     follower = Follower()
     follower.take(0, {"t": 5.1, "type": "phase", "name": "ending"})
     follower.take(0, {"t": 5.2, "type": "restart", "attempt": 1, "pause": 1.0})
-    assert follower.end() == ["ending attempt 0 on all nodes, to start again", "attempt 1 begins in 1 s"]
+    assert follower.end() == ["ending attempt 0 on all nodes", "attempt 1 begins in 1 s"]
 
 
 def test_without_failures_nothing_waits() -> None:

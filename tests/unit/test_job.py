@@ -11,7 +11,7 @@ import pytest
 from cases import cluster_of, env_of, facts_of, hosts, job_of, of_role, one, plan_of
 
 from clustertool.errors import ClustertoolError, DataError, UsageError
-from clustertool.model.config.job import PLACED, JobSpec, valid_job_id
+from clustertool.model.config.job import PLACED, JobSpec, Policy, valid_job_id
 from clustertool.model.planning.plan import Plan
 
 CLUSTER = cluster_of(hosts(2), GRACE=3)
@@ -36,7 +36,13 @@ TOML: Toml = {
     "shards": {"files": "data/*-[0-9]*"},
     "env": {"A": "toml", "B": "toml"},
     "outputs": {"path": "model"},
-    "policy": {"timeout": 60, "grace": 5, "on_failure": "continue", "max_restarts": 2},
+    "policy": {
+        "timeout": 60,
+        "grace": 5,
+        "on_failure": "continue",
+        "max_restarts": 2,
+        "max_restarts_without_progress": 0,
+    },
 }
 
 
@@ -47,6 +53,7 @@ def test_job_toml_beats_conf_and_defaults() -> None:
     assert (job.pserver.command, job.pserver.per_node) == (("./server", "--x"), 2)
     policy = job.policy
     assert (policy.timeout, policy.grace, policy.on_failure, policy.max_restarts) == (60.0, 5.0, "continue", 2)
+    assert policy.max_restarts_without_progress == 0 != Policy().max_restarts_without_progress
 
 
 def test_the_command_line_beats_job_toml() -> None:
@@ -358,6 +365,8 @@ BAD_TOML: list[tuple[Toml, str]] = [
     ({"policy": {"max_restarts": -1}}, "max_restarts"),
     ({"policy": {"max_restarts": 1.5}}, "max_restarts"),
     ({"policy": {"max_restarts": True}}, "max_restarts"),
+    ({"policy": {"max_restarts_without_progress": -1}}, "max_restarts_without_progress = -1"),
+    ({"policy": {"max_restarts_without_progress": "3x"}}, "max_restarts_without_progress = '3x'"),
     ({"policy": {"lease": 5}}, "unknown key 'lease'"),
 ]
 

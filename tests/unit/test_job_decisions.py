@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from clustertool.model.job.job_steps import JobSteps
 from clustertool.model.job.outcome import Outcome
 from clustertool.model.job.state_names import JobState
 from clustertool.node.supervisor.coordinator.job_decisions import (
@@ -782,3 +783,60 @@ def test_a_job_that_an_engine_starts_again_begins_with_a_later_attempt() -> None
     for event in (exits(ended(T2, 7), attempt=4), Clean(0, attempt=4), Clean(1, attempt=4)):
         state, actions = decide(state, event)
     assert isinstance(actions[0], Finish) and actions[0].outcome.code == 7
+
+
+# -- restarts without progress
+
+
+def steps_of(*printed: float, epoch: float | None = None, steady: bool = True) -> JobSteps:
+    return JobSteps().add([(epoch, step) for step in printed])._replace(steady=steady)
+
+
+def attempts(shape: Shape, reached: list[JobSteps]) -> tuple[int, State]:
+    """Fail each attempt; a rank that is stopped then has printed these steps. Return how many attempts began."""
+    state, began = State(shape), 0
+    actions: tuple[object, ...] = ()
+    for event in JOINED:
+        state, actions = decide(state, event)
+    for number, steps in enumerate(reached):
+        if not isinstance(actions[0], Start):
+            break
+        began += 1
+        victims = Exited((ended(T0, 143, stopped=True),), number, steps=steps)
+        for event in (exits(ended(T2, 7), attempt=number), victims, Clean(0, attempt=number), Clean(1, attempt=number)):
+            state, actions = decide(state, event)
+    return began, state
+
+
+NONE = JobSteps()
+REACHED: list[tuple[str, int, list[JobSteps], int]] = [
+    ("no step was ever read", 3, [NONE] * 8, 8),
+    ("the first failure is no restart, three restarts are not later", 3, [steps_of(150), *[steps_of(150)] * 7], 4),
+    ("steps that are repeated after a checkpoint", 3, [steps_of(150), *[steps_of(101, 140)] * 7], 4),
+    ("the third one passes them", 3, [*[steps_of(150)] * 3, steps_of(151), *[steps_of(151)] * 4], 7),
+    ("no step is reached any more", 3, [steps_of(150), *[NONE] * 7], 4),
+    ("the first step comes late", 3, [NONE, NONE, *[steps_of(10)] * 6], 6),
+    ("a later epoch with a lower step", 1, [steps_of(900, epoch=1), *[steps_of(5, epoch=2)] * 7], 3),
+    ("a counter that begins again shows nothing", 3, [steps_of(150, steady=False)] * 8, 8),
+    ("the limit is off", 0, [steps_of(150)] * 8, 8),
+    ("one is allowed", 1, [steps_of(150)] * 8, 2),
+]
+
+
+@pytest.mark.parametrize(("limit", "reached", "began"), [one[1:] for one in REACHED], ids=[one[0] for one in REACHED])
+def test_restarts_without_a_later_step_end_the_job(limit: int, reached: list[JobSteps], began: int) -> None:
+    shape = Shape(COLLECTIVE.nodes, COLLECTIVE.names, COLLECTIVE.place, max_restarts=9, most_idle=limit)
+    found, state = attempts(shape, reached)
+    assert (found, state.phase == "over") == (began, began < len(reached))
+    if state.phase == "over":
+        assert state.ending is not None and (state.ending.state, state.ending.code) == (JobState.FAILED, 7)
+
+
+def test_the_verdict_names_the_step_that_was_not_passed() -> None:
+    shape = Shape(COLLECTIVE.nodes, COLLECTIVE.names, COLLECTIVE.place, max_restarts=9, most_idle=2)
+    _, state = attempts(shape, [steps_of(20, epoch=3)] * 3)
+    assert state.ending is not None
+    assert "exit code 7" in state.ending.reason
+    assert state.ending.reason.endswith(
+        "; 2 restarts in a row without a later step than step 20 of epoch 3 (max_restarts_without_progress)"
+    )

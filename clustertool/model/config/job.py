@@ -72,6 +72,7 @@ class Policy:
     grace: float = 10.0
     on_failure: str = "abort"
     max_restarts: int = 0
+    max_restarts_without_progress: int = 3  # 0: no limit
     lease: float = 0.0
     loss_timeout: float = 10.0
 
@@ -507,12 +508,12 @@ def _policy(cluster: Cluster, file: Toml, options: Options) -> Policy:
     """
 
     def checked(name: str, default: object, read: Callable[[object], Optional[Value]], what: str, fix: str) -> Value:
-        """Read the option of this name, else the value of [policy], else the default.
+        """Read the option of this name, if there is one, else the value of [policy], else the default.
 
         read: converts the value; None: it is wrong. what: a right value, for the error. fix: of the error. Raises UsageError
         for the option, DataError for the file.
         """
-        typed = getattr(options, name)
+        typed = getattr(options, name, "")
         value = typed or file.get(name, default)
         found = read(value)
         if found is None:
@@ -523,8 +524,8 @@ def _policy(cluster: Cluster, file: Toml, options: Options) -> Policy:
     def on_failure(value: object) -> Optional[str]:
         return next((known for known in ON_FAILURE if known == value), None)
 
-    def restarts(value: object) -> Optional[int]:
-        return whole(value, 0, 99999)
+    def restarts(name: str, default: int) -> int:
+        return checked(name, default, lambda value: whole(value, 0, 99999), "a whole number", "0 to 99999")
 
     def seconds(name: str, default: float) -> float:
         return checked(name, default, seconds_of, "a duration", DURATIONS)
@@ -533,7 +534,8 @@ def _policy(cluster: Cluster, file: Toml, options: Options) -> Policy:
         timeout=seconds("timeout", 0.0),
         grace=seconds("grace", cluster.grace),
         on_failure=checked("on_failure", "abort", on_failure, " or ".join(ON_FAILURE), "give one of them"),
-        max_restarts=checked("max_restarts", 0, restarts, "a whole number", "0 to 99999"),
+        max_restarts=restarts("max_restarts", 0),
+        max_restarts_without_progress=restarts("max_restarts_without_progress", Policy.max_restarts_without_progress),
         lease=seconds("lease", 0.0),
         loss_timeout=cluster.loss_timeout,
     )

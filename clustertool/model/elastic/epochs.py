@@ -53,7 +53,8 @@ class EpochEnd(NamedTuple):
     attempt: the last one of the epoch. why: for records. lost: when the last beat of each node came that is not proved to have
     no ranks. left: nodes that were released. restarts_used: failures of ranks that count for max_restarts, in all epochs so
     far. silent: this node has lost the epoch because its lease has ended. unattended: seconds without a laptop. code: with
-    which a node ends that leaves. blamed: the node of the first failure of each attempt so far that ranks have ended.
+    which a node ends that leaves. blamed: the node of the first failure of each attempt so far that ranks have ended. steps:
+    JobSteps of the next attempt, None without a coordinator's.
     """
 
     attempt: int
@@ -65,6 +66,7 @@ class EpochEnd(NamedTuple):
     unattended: float = 0.0
     code: int = 0
     blamed: Tuple[int, ...] = ()
+    steps: object = None
 
 
 def suspect(blamed: Sequence[int]) -> Optional[int]:
@@ -148,8 +150,8 @@ class Gathering(NamedTuple):
     number: of the epoch. began: when its gathering began. earliest: the end of the pause before it. leases: see Leases.
     expected: members that will join again, because they have taken part and were not lost. patience: seconds to wait for these.
     first: no epoch has begun so far. restarts: of --max-restarts that were used. before: the last epoch. unattended: seconds
-    without a laptop. blamed: see EpochEnd. started: how many machines are started at first, 0 for the maximum. numbers: all
-    members so far have numbers below it.
+    without a laptop. blamed, steps: see EpochEnd. started: how many machines are started at first, 0 for the maximum. numbers:
+    all members so far have numbers below it.
     """
 
     number: int
@@ -166,6 +168,7 @@ class Gathering(NamedTuple):
     before: EpochBefore = EpochBefore()
     unattended: float = 0.0
     blamed: Tuple[int, ...] = ()
+    steps: object = None
     started: int = 0
     numbers: int = 0
 

@@ -98,6 +98,7 @@ class ExitedMessage(Envelope):
     type: Literal["exited"]
     # What one supervisor reaped in one go: the first MESSAGE_FIELDS of each RankExit.
     exits: Sequence[Tuple[object, ...]]
+    steps: object  # JobSteps of the ranks of this node, as to_plain() converts it
 
 
 class QuietMessage(Envelope):

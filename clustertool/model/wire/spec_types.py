@@ -54,6 +54,7 @@ class SpecPolicy(TypedDict):
     grace: float
     on_failure: str
     max_restarts: int
+    max_restarts_without_progress: int
     lease: float
     loss_timeout: float
 
@@ -91,6 +92,7 @@ class ElasticSpec(_ElasticTimes):
     absent: int  # machines that were started with the job, and had not joined by then
     restarts: int  # of --max-restarts that earlier epochs have used
     blamed: List[int]  # nodes on which attempts of earlier epochs have failed first
+    steps: object  # JobSteps after the earlier epochs, or None
     store: bool  # epochs are records in a store: any node may coordinate, and each attempt is an epoch
 
 

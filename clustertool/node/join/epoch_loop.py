@@ -193,5 +193,6 @@ class EpochLoop:
             before=before,
             unattended=end.unattended,
             blamed=end.blamed,
+            steps=end.steps,
             numbers=max(self._gathering.numbers, numbers),
         )

@@ -438,6 +438,7 @@ class JoinCoordinator:
             "absent": max(0, self._join.nnodes - members),
             "restarts": gathering.restarts,
             "blamed": list(gathering.blamed),
+            "steps": gathering.steps,
             "store": settings.server.present,
             "age": boottime() - self._node.job_began,
             "unattended": self._limits.unattended(time.monotonic()),

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Callable, Dict, FrozenSet, List, Optional
 
 from clustertool.model.cards import positions_of_numbers
 from clustertool.model.job import usage
+from clustertool.model.job.job_steps import JobSteps
 from clustertool.model.job.outcome import Key
 from clustertool.model.job.usage import CardUsage, RankUsage, UsageLine
 from clustertool.model.paths import OURS, JobPaths
@@ -119,6 +120,7 @@ class UsageRecorder:
     def __init__(self, job: int, cards: Callable[[], Sequence[CardUsage]] = tuple) -> None:
         # Of the running ranks, at the newest sample; a new object after each change.
         self.progress: Tuple[Reached, ...] = ()
+        self.steps = JobSteps()  # that ranks, but no pservers, have printed at the samples
         self._job = job
         self._cards = cards
         self._at = 0.0
@@ -171,12 +173,13 @@ class UsageRecorder:
         self._busy = False
 
     def _read_logs(self, ranks: Sequence[Running]) -> None:
-        """Set `progress` to what the ends of the ranks' logs show, for the coordinator.
+        """Set `progress` to what the ends of the ranks' logs show, for the coordinator, and add the steps in them to `steps`.
 
         It is all that the coordinator knows of the ranks if this node is lost. A log that has not grown since the newest sample
         is not read again.
         """
         before, found = {reached[:2]: reached for reached in self.progress}, []
+        attempts = {rank[:3] for rank in self._sampled}
         for rank in ranks:
             key = rank.role, rank.rank
             if key in before and rank in self._sampled:
@@ -185,6 +188,9 @@ class UsageRecorder:
             now = progress(self._job, JobPaths.log(*key, rank.attempt), _PROGRESS)
             if now is not None:
                 found.append((*key, *now))
+                if rank.role != "pserver":
+                    known = [before[key][2:4]] if key in before and rank[:3] in attempts else []
+                    self.steps = self.steps.add([*known, now[:2]])
         self._sampled = frozenset(ranks)
         if tuple(found) != self.progress:
             self.progress = tuple(found)

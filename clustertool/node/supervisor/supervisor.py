@@ -19,13 +19,14 @@ from clustertool.errors import Interrupted, NotFound, PreflightError
 from clustertool.model.elastic.epochs import EpochEnd
 from clustertool.model.job.outcome import MESSAGE_FIELDS, Key, Outcome, RankExit, some
 from clustertool.model.job.state_names import JobState
-from clustertool.model.paths import OURS
+from clustertool.model.paths import OURS, JobPaths
 from clustertool.model.roles import MPI_DAEMON
-from clustertool.model.shape import read
+from clustertool.model.shape import read, to_plain
 from clustertool.model.wire import record_lines
 from clustertool.model.wire.coordinator_messages import Incarnation, Order, StopMessage, is_outdated
 from clustertool.node.container.rank_containers import helpers
 from clustertool.node.devices import locks
+from clustertool.node.jobs import rank_log
 from clustertool.node.jobs.descendants import Descendants
 from clustertool.node.jobs.ledger import Ledger
 from clustertool.node.jobs.termination import Shutdown
@@ -504,12 +505,19 @@ class Supervisor:
                     self.shutdown.enter(main)
 
     def _report(self, exits: List[RankExit]) -> None:
-        """Send exits to the coordinator, if there are any. After a failure, first check whether the records were removed."""
+        """Send exits to the coordinator, if there are any, with the steps that ranks of this node have printed.
+
+        After a failure, first check whether the records were removed.
+        """
         if any(exit.failed for exit in exits):  # it cannot have started, or found its files
             self._check_records(samples=1)
         if exits:
             sent = [exit[:MESSAGE_FIELDS] for exit in exits]
-            self.link.post({"type": "exited", "exits": sent, "attempt": self.attempt})
+            steps = self.monitor.recorder.steps  # the newest sample is up to 2 s old
+            for key in [exit.key for exit in exits if exit.role != "pserver" and self.spec["policy"]["max_restarts"]]:
+                now = rank_log.progress(self.job, JobPaths.log(*key, self.attempt), 16 << 10)  # a traceback, too
+                steps = steps.add([now and now[:2]])
+            self.link.post({"type": "exited", "exits": sent, "attempt": self.attempt, "steps": to_plain(steps)})
 
     def _reap(self) -> None:
         """Reap ended or stopped children, handle each by what it is, and report the exits of ranks in one message."""

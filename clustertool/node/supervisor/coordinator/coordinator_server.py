@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any, Callable, Dict, FrozenSet, Iterator, List
 from clustertool.errors import PreflightError
 from clustertool.model.elastic.epochs import EpochEnd
 from clustertool.model.elastic.lease import ends_by
+from clustertool.model.job.job_steps import JobSteps
 from clustertool.model.job.outcome import MESSAGE_FIELDS, Key, Outcome, RankExit, describe_coordinator, some
 from clustertool.model.job.state_names import JobState
 from clustertool.model.roles import MPI_DAEMON
-from clustertool.model.shape import read
+from clustertool.model.shape import read, to_plain
 from clustertool.model.wire.coordinator_messages import Incarnation, is_of_earlier_epoch, read_incarnation
 from clustertool.model.wire.frames import Header
 from clustertool.node.supervisor.allocation import Allocation
@@ -140,7 +141,8 @@ class CoordinatorServer(CoordinatorLink):
         if made.first and "elastic" not in spec:
             record("restart", attempt=made.first, pause=0.0)
         blamed = tuple(spec["elastic"]["blamed"]) if "elastic" in spec else ()
-        self._state = job_decisions.State(made, attempt=made.first, blamed=blamed)
+        steps = read(JobSteps, to_plain(spec["elastic"]["steps"]) or {}) if "elastic" in spec else JobSteps()
+        self._state = job_decisions.State(made, attempt=made.first, blamed=blamed, steps=steps)
         self._clock = ProcessClock()
         others = sorted(made.nodes - {spec["node"]})
         self._members = JobMembers(others, policy["loss_timeout"], self._clock, "elastic" in spec)
@@ -188,8 +190,8 @@ class CoordinatorServer(CoordinatorLink):
         lost = {node: members[node].last_at for node in sorted(state.lost & set(members)) if members[node].joined}
         used = epoch_decisions.restarts_used(self._spec["elastic"], state)
         unattended = self._limits.unattended(time.monotonic())
-        left, blamed = tuple(sorted(state.left)), state.blamed
-        return EpochEnd(state.attempt, outcome.reason, lost, left, used, unattended=unattended, blamed=blamed)
+        end = EpochEnd(state.attempt, outcome.reason, lost, tuple(sorted(state.left)), used, unattended=unattended)
+        return end._replace(blamed=state.blamed, steps=state.steps.next_attempt(state.counted))
 
     @property
     def silent(self) -> bool:
@@ -582,7 +584,8 @@ def _parse_event(ranks: FrozenSet[Key], node: int, message: Header) -> Optional[
         return job_decisions.Listening(_rank_of_node(ranks, message["role"], message["rank"]), int(message["attempt"]))
     if kind == "exited":
         exits = tuple(_read_exit(ranks, item) for item in message["exits"])
-        return job_decisions.Exited(exits, int(message["attempt"]))
+        steps = read(JobSteps, message.get("steps", {}))
+        return job_decisions.Exited(exits, int(message["attempt"]), steps=steps)
     if kind == "quiet":
         return job_decisions.Quiet(node, int(message["attempt"]))
     if kind == "clean":

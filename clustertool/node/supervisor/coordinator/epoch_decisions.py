@@ -10,6 +10,7 @@
     ending     because of failed ranks, a node is lost             (they may have failed because of it: no failure is counted)
     ending     the attempt before has failed on the same node, too  (the restart becomes an epoch, which prefers standby)
     ending     all that failed by themselves did so with 101       (they ask to be started again: no failure is counted)
+    ending     three restarts in a row without a later step        (no restart: the job fails; changes of nodes do not count)
     ending     all nodes clean or lost                    over     Finish(NEXT_EPOCH)
 
 An epoch ends as an attempt does: the nodes that can be reached prove that no process is left. The outcome of the job has
@@ -85,7 +86,8 @@ def shape_of(spec: Spec) -> Shape:
     nodes = frozenset(given.get("nodes", range(len(names))))
     place = tuple(((role, rank), node) for role, rank, node in given["place"])
     left = policy["max_restarts"] - (spec["elastic"]["restarts"] if "elastic" in spec else 0)
-    return Shape(nodes, names, place, policy["on_failure"], left, first, policy["grace"])
+    most_idle = policy["max_restarts_without_progress"]
+    return Shape(nodes, names, place, policy["on_failure"], left, first, policy["grace"], most_idle)
 
 
 def decide(elastic: ElasticSpec, state: State, event: Event) -> Step:
@@ -246,8 +248,10 @@ def _on_clean(elastic: ElasticSpec, state: State, event: job_decisions.Clean) ->
             first = state.culprits[0]
             what = f"{role_name(first.role)} {first.rank} on {state.shape.names[state.shape.node_of[first.key]]}"
             state = _as_next_epoch(state, f"{what} asks to be started again (exit code {AGAIN})", counted=False)
-        elif state.restart and (
-            elastic["store"] or state.left or suspect(job_decisions.blamed_nodes(state)) is not None
+        elif (
+            state.restart
+            and not job_decisions.makes_no_progress(state)
+            and (elastic["store"] or state.left or suspect(job_decisions.blamed_nodes(state)) is not None)
         ):
             # Other nodes go on.
             why = f"restart after attempt {state.attempt}: {job_decisions.reason(state)}"

@@ -12,6 +12,8 @@
     ending     the engine answered           ending                (its outcome is that of the job)
     ending     all nodes clean or lost       over       Finish(outcome), after the engine's answer
                  a restart, and all clean    pserver*   Start(first role) of the next attempt, again: after a pause
+                   no step later than before,
+                   for the third restart     over       Finish(outcome): the failure
 
     An attempt that ends gets no second Stop, but for one with a shorter grace: the stop of a user arrives from each node.
     * a collective job has no pservers and goes on to trainer at once.
@@ -34,6 +36,7 @@ from __future__ import annotations
 import signal
 from typing import Callable, Dict, FrozenSet, List, NamedTuple, Optional, Tuple, Union
 
+from clustertool.model.job.job_steps import JobSteps
 from clustertool.model.job.outcome import Key, Outcome, RankExit, alike, exit_code, sentences, some
 from clustertool.model.job.start_error import NOT_EXECUTABLE, NOT_FOUND
 from clustertool.model.job.state_names import JobState
@@ -62,12 +65,14 @@ class Listening(NamedTuple):
 class Exited(NamedTuple):
     """Exits that one supervisor reaped in one pass: simultaneous as far as it can be known.
 
-    late: they came so long after the first failure, and after the stop, that they cannot be its cause.
+    late: they came so long after the first failure, and after the stop, that they cannot be its cause. steps: that the ranks of
+    this supervisor had printed by then.
     """
 
     exits: Tuple[RankExit, ...]
     attempt: int = 0
     late: bool = False
+    steps: JobSteps = JobSteps()
 
 
 class Clean(NamedTuple):
@@ -179,6 +184,7 @@ class Shape:
     """What never changes in a job or epoch: the nodes, which process is where, and the policy.
 
     first: the number of the first attempt of this start. grace: seconds between TERM and KILL, unless a stop has others.
+    most_idle: restarts in a row without a later step than before, after which the job ends; 0: no limit.
     """
 
     def __init__(
@@ -190,9 +196,11 @@ class Shape:
         max_restarts: int = 0,
         first: int = 0,
         grace: float = 10.0,
+        most_idle: int = 0,
     ) -> None:
         self.nodes, self.names, self.place = nodes, names, place
         self.on_failure, self.max_restarts, self.first, self.grace = on_failure, max_restarts, first, grace
+        self.most_idle = most_idle
         self.node_of = dict(place)
         self.pservers = frozenset(key for key in self.node_of if key[0] == "pserver")
         self.trainers = sum(key[0] == "trainer" for key in self.node_of)
@@ -227,6 +235,7 @@ class State(NamedTuple):
     blamed: Tuple[int, ...] = ()  # the node of the first failure of each attempt before, of those that ranks have ended
     asked: bool = False  # the engine, which has not answered yet
     restart: bool = False
+    steps: JobSteps = JobSteps()
     left: FrozenSet[int] = frozenset()  # the last two: see epoch_decisions
     counted: bool = False
 
@@ -287,7 +296,8 @@ def _on_exited(state: State, event: Exited) -> Step:
     node lost. With the policy continue, failed trainers do not stop the others. Returns (state, actions).
     """
     ended = state.trainers_ended + sum(exit.role == "trainer" for exit in event.exits)
-    state = state._replace(exits=state.exits + event.exits, trainers_ended=ended)
+    steps = state.steps.add([event.steps.highest], event.steps.steady)
+    state = state._replace(exits=state.exits + event.exits, trainers_ended=ended, steps=steps)
     if state.ending or state.restart:
         if not is_failing(state):
             return state, ()
@@ -434,7 +444,14 @@ def failure(state: State) -> Outcome:
     why = reason(state)
     if len(attempts) > 1 and {*attempts} == {node} and len(state.shape.nodes) > 1:
         why += f"; all {len(attempts)} attempts have failed first on {state.shape.names[node]}: it may be defective"
+    if makes_no_progress(state):
+        why += f"; {state.steps.describe()} (max_restarts_without_progress)"
     return Outcome(JobState.FAILED, code, source, why, keys, node=node, followed=followed)
+
+
+def makes_no_progress(state: State) -> bool:
+    """Check whether the limit of restarts in a row without a later step than before is reached, if this attempt fails."""
+    return 0 < state.shape.most_idle <= state.steps.failures
 
 
 def blamed_nodes(state: State) -> Tuple[int, ...]:
@@ -543,13 +560,15 @@ def _on_explained(state: State, event: Explained) -> Step:
 def settle(state: State) -> Step:
     """Return (state, actions): the job is over, or the next attempt begins.
 
-    Nothing changes before all nodes are gone and the engine has answered. After survivors no new attempt begins. The outcome
-    gets the victims, and failures that came since.
+    Nothing changes before all nodes are gone and the engine has answered: then it is known how far the ranks had come. After
+    survivors no new attempt begins, nor after too many without a later step. The outcome gets the victims, and failures that
+    came since.
     """
     if state.asked or not state.gone >= state.shape.nodes:
         return state, ()
-    if state.restart and not state.survivors:
-        return _advance(State(state.shape, attempt=state.attempt + 1, joined=state.joined, blamed=blamed_nodes(state)))
+    if state.restart and not state.survivors and not makes_no_progress(state):
+        again = State(state.shape, attempt=state.attempt + 1, joined=state.joined, blamed=blamed_nodes(state))
+        return _advance(again._replace(steps=state.steps.next_attempt(failed=True)))
     ending = state.ending
     if state.culprits and (ending is None or ending.state is JobState.FAILED):
         ending = failure(state)  # others may have failed since
