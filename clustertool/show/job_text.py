@@ -14,7 +14,7 @@ from clustertool.model.job.outcome import Key, Outcome, describe_coordinator, fa
 from clustertool.model.job.state import JobStatus
 from clustertool.model.job.state_names import JobState, NodeCause, StopState
 from clustertool.model.job.stop_result import StopResult
-from clustertool.model.quantities import count
+from clustertool.model.quantities import count, human_bytes
 from clustertool.model.roles import LAUNCHERS, MPIRUN, ROLES, role_name
 from clustertool.model.wire.event_types import Event, MembershipSample
 from clustertool.watch.news import (
@@ -142,6 +142,9 @@ def _event_text(node: str, event: Event) -> str:
         return f"{node}: the disk of {event['root']} {became}"
     if event["type"] in _OF_EPOCHS:
         return _OF_EPOCHS[event["type"]](node, event)
+    if event["type"] == "memory-in-use":
+        used = f"{node}: ended processes still use {human_bytes(event['used'])} of its devices"
+        return f"{used}: the next ones start when they are free, after {event['seconds']:g} s at the latest"
     if event["type"] == "restart":
         return f"attempt {event['attempt']} begins in {event['pause']:g} s"
     if event["type"] == "frozen":

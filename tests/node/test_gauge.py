@@ -15,6 +15,7 @@ import pytest
 
 from clustertool.fleet import node_bundle
 from clustertool.fleet.joining import join_bundle
+from clustertool.model.config.elastic_keys import ElasticSettings
 from clustertool.model.facts import Facts, read_facts
 from clustertool.node.devices import locks
 from clustertool.node.system import processes
@@ -142,6 +143,49 @@ def test_it_holds_nothing_of_the_supervisors(bench: Bench, driver: Driver) -> No
     job.gone()
 
 
+FAILS_ONCE = "[ $CLUSTERTOOL_ATTEMPT = 0 ] || exec sleep 600; until [ -e go ]; do sleep 0.05; done; exit 9"
+
+
+def test_a_restart_waits_until_the_memory_of_the_cards_is_free(bench: Bench, driver: Driver) -> None:
+    job = bench.run([node_with(bench, driver)], FAILS_ONCE, devices="0,1", policy={"max_restarts": 1})
+    until(lambda: with_cards(job), "a line with cards")
+    driver.runs((0, 999_999_999, 3000), (1, 999_999_999, 500))
+    (job.dir() / "go").touch()
+    (event,) = job.until("memory-in-use")
+    assert (event["devices"], event["used"], event["seconds"]) == ([0], 3000 * MIB, 60)
+    job.nodes[0].ask("attached", job=job.id)  # the supervisor answers
+    assert len(job.events(0, "started")) == 1, "that of the first attempt"
+    driver.runs()
+    job.until("started", count=2)
+    job.stop()
+    job.gone()
+    assert len(job.events(0, "memory-in-use")) == 1
+
+
+def test_a_stop_ends_the_wait_for_memory(bench: Bench, driver: Driver) -> None:
+    job = bench.run([node_with(bench, driver)], FAILS_ONCE, devices="0", policy={"max_restarts": 1})
+    until(lambda: with_cards(job), "a line with cards")
+    driver.runs((0, 999_999_999, 3000))
+    (job.dir() / "go").touch()
+    job.until("memory-in-use")
+    job.stop(code=130)
+    assert (job.ended()["state"], job.ended()["code"]) == ("stopped", 130)
+    job.gone()
+    assert len(job.events(0, "started")) == 1
+
+
+def test_a_restart_does_not_wait_for_memory_that_was_in_use_before(bench: Bench, driver: Driver) -> None:
+    node = node_with(bench, driver)
+    driver.runs((0, 999_999_999, 3000))
+    job = bench.run([node], FAILS_ONCE, devices="0", policy={"max_restarts": 1})
+    until(lambda: with_cards(job), "a line with cards")
+    (job.dir() / "go").touch()
+    job.until("started", count=2)
+    assert not job.events(0, "memory-in-use")
+    job.stop()
+    job.gone()
+
+
 @pytest.mark.chaos
 def test_what_it_costs(bench: Bench, driver: Driver) -> None:
     job = bench.run([node_with(bench, driver)], p.PLAIN, devices="0,1,2,3,4,5,6,7").ready()
@@ -209,5 +253,28 @@ def test_devices_that_an_engine_has_allocated(
         until(lambda: b"[[0,93.0," in read(str(usage)).replace(b" ", b""), "the load of the device with a number")
     finally:
         other.release()
+    machine.signal(signal.SIGTERM)
+    assert machine.wait() == 143
+
+
+def test_an_epoch_waits_for_memory_that_ranks_of_the_epoch_before_have_used(
+    join_bench: JoinBench, driver: Driver
+) -> None:
+    command = FAILS_ONCE.replace("exit 9", "exit 101")
+    (machine,) = join_bench.job(1, command, cluster={"device_kind": "auto"}, options={"devices": "0"})
+    join = replace(machine.join, job=replace(machine.join.job, elastic=ElasticSettings(1, 1, timeout=20.0)))
+    path = join_bench.tmp / "bundle.pyz"
+    join_bundle.write(path, join)
+    machine.env = {**machine.env, "LD_LIBRARY_PATH": str(driver.folder)}
+    machine.argv = [machine.python, str(path), "join", "--report"]
+    machine.start().until("started")
+    usage = machine.job_dir / ".clustertool/usage.jsonl"
+    until(lambda: b'"d"' in read(str(usage)), "a line with devices")
+    driver.runs((0, 999_999_999, 3000))
+    (machine.job_dir / "go").touch()
+    until(lambda: machine.events("memory-in-use"), "the epoch waits")
+    assert len(machine.events("started")) == 1
+    driver.runs()
+    until(lambda: len(machine.events("started")) == 2, "the ranks of the epoch start")
     machine.signal(signal.SIGTERM)
     assert machine.wait() == 143

@@ -187,11 +187,18 @@ def test_what_happened_in_the_order_of_time() -> None:
     given[1]["events"].append({"t": BEGAN + 9.0, "type": "frozen", "role": "trainer", "rank": 1})
     given[1]["events"].append({"t": BEGAN + 12.0, "type": "disk", "full": True, "root": "/home\x1b"})
     given[0]["events"].append({"t": BEGAN + 10.0, "type": "restart", "attempt": 1, "pause": 2.0})
+    in_use = {"devices": [0, 3], "used": 12_000_000_000, "seconds": 60.0}
+    given[1]["events"].append({"t": BEGAN + 13.0, "type": "memory-in-use", **in_use})
     story = story_of(given)
     assert [(t, story.clean(news_text(news))) for t, news in story.news] == [
         (9.0, "trainer 1 on node1 was stopped by a signal (SIGSTOP)"),
         (10.0, "attempt 1 begins in 2 s"),
         (12.0, "node1: the disk of /home\\x1b is full: what is printed now is lost"),
+        (
+            13.0,
+            "node1: ended processes still use 12.0 GB of its devices: the next ones start when they are free, "
+            "after 60 s at the latest",
+        ),
     ]
 
 

@@ -125,6 +125,15 @@ class CaretakerEvent(EventBase):
     start: int  # clock ticks since the boot
 
 
+class MemoryInUseEvent(EventBase):
+    """Ranks of another attempt wait on this node: ended ranks have used memory of devices, and it is not free."""
+
+    type: Literal["memory-in-use"]
+    devices: fields.PerCard[fields.CardIndex]
+    used: fields.Size
+    seconds: fields.Pause  # how long they wait at most
+
+
 class SupervisorEvent(EventBase):
     """A supervisor of the node has started."""
 
@@ -344,7 +353,7 @@ class OutcomeEvent(EventBase):
 
 
 _OfNode = Union[JobEvent, SupervisorEvent, CaretakerEvent, DiskEvent, UnconnectedEvent, ConnectedEvent]
-_OfRank = Union[StartedEvent, RankEvent, OtherAddressEvent, ExitedEvent]
+_OfRank = Union[MemoryInUseEvent, StartedEvent, RankEvent, OtherAddressEvent, ExitedEvent]
 _OfCoordinator = Union[PhaseEvent, AbsentEvent, LostEvent, RestartEvent]
 _OfEnd = Union[StoppingEvent, CleanEvent, Annotated[OutcomeEvent, Outcome]]
 _OfEpochs = Union[

@@ -18,7 +18,7 @@ import select
 import signal
 import socket
 import time
-from typing import TYPE_CHECKING, Any, Callable, Dict, FrozenSet, List, Optional, Sequence, Tuple
+from typing import TYPE_CHECKING, Any, Callable, ClassVar, Dict, FrozenSet, List, Optional, Sequence, Tuple
 
 from clustertool.model.cards import positions_of_numbers
 from clustertool.model.job import usage
@@ -51,6 +51,9 @@ _CARD_SHARE = 200  # the card monitor and the tools that it runs may take one pa
 _TRIES = 3  # card monitors that there will be, each after the death of the one before
 _REAP_TIME = 1.0  # seconds for a killed process to end; one that is blocked in a driver ends when the driver returns
 _MESSAGE = 1 << 16
+_MEMORY_LEFT = 512 << 20  # bytes that may be in use beyond the least sample: contexts of other programs come and go
+_MEMORY_WAIT = 60.0  # seconds for the memory of cards to become free after the end of ranks
+_SAMPLE_WAIT = 10.0  # seconds for the first sample after it
 
 Reached = Tuple[str, int, Optional[float], Optional[float], float]  # role, rank, epoch, step, time of its last output
 
@@ -314,6 +317,9 @@ class CardMonitor:
     Call turn() with each sample of the descendants, changed() on the process's SIGCHLD, and end() once.
     """
 
+    # The fewest bytes in use of each card, by its number in the plan: of all epochs that this process supervises.
+    _least: ClassVar[Dict[int, int]] = {}
+
     def __init__(self, family: Descendants, spec: Spec, record: Callable[..., None]) -> None:
         self.pid = 0
         self._family, self._record = family, record
@@ -325,6 +331,9 @@ class CardMonitor:
         self._ids = sorted(self._cards)
         self._sock: Optional[socket.socket] = None
         self._tries = _TRIES if self._ids and self._kind != "cpu" else 0
+        self._used: Dict[int, int] = {}  # bytes of each card, at the newest sample
+        self._since = -_MEMORY_WAIT  # when the wait for free memory began
+        self._recorded = False
 
     def turn(self) -> None:
         """Start the monitor if it does not run and tries are left.
@@ -351,14 +360,42 @@ class CardMonitor:
 
         A row is (card of the plan, percent of use, bytes used, bytes of memory). The recorder's thread calls it.
         """
-        sock, newest = self._sock, b""
-        with contextlib.suppress(BlockingIOError, ConnectionError):
+        sock, newest = self._sock, []
+        with contextlib.suppress(OSError, ValueError):
             while sock is not None:
                 data = sock.recv(_MESSAGE, socket.MSG_DONTWAIT)
                 if not data:
                     break
-                newest = data
-        return [(self._cards[index], *load) for index, *load in json.loads(newest or b"[]")]
+                newest = [(self._cards[index], *load) for index, *load in json.loads(data)]
+                self._least.update((card, min(used, self._least.get(card, used))) for card, _, used, _ in newest)
+                self._used = {card: used for card, _, used, _ in newest}
+        return newest
+
+    def expect_free(self) -> None:
+        """Begin to wait for the memory of cards that ended ranks have used, see waits(); leave out samples until now.
+
+        Before the first ranks there is no wait. Starts the monitor, so that its first sample comes before they use memory.
+        """
+        self()
+        self._used, self._recorded, self._since = {}, False, time.monotonic() if self._least else -_MEMORY_WAIT
+        self.turn()
+
+    def waits(self) -> bool:
+        """Check whether ranks must wait, since 512 MiB more of a card are in use than at its least sample; record this once.
+
+        The wait ends after 60 s, or 10 s without a sample, or if the monitor does not run.
+        """
+        passed = time.monotonic() - self._since
+        if self.pid and passed < _MEMORY_WAIT:
+            self()
+            busy = {card: used for card, used in self._used.items() if used > self._least[card] + _MEMORY_LEFT}
+            if busy and not self._recorded:
+                self._recorded = True
+                self._record("memory-in-use", devices=sorted(busy), used=sum(busy.values()), seconds=_MEMORY_WAIT)
+            if busy or (not self._used and passed < _SAMPLE_WAIT):
+                return True
+        self._since = -_MEMORY_WAIT
+        return False
 
     def end(self) -> None:
         """Kill the monitor and the tools that it runs, if it runs, and wait up to 1 s for its end."""

@@ -193,6 +193,7 @@ class Supervisor:
         self.signals: Optional[Signals] = None
         self.epoch_end: Optional[EpochEnd] = None  # after leave(), in an elastic job that goes on
         self.requests = UserRequests()
+        self._deferred: List[Order] = []  # see _defer()
         self._removed = 0  # samples since the records of the job were removed
 
     @property
@@ -243,6 +244,7 @@ class Supervisor:
         else:
             self.link = CoordinatorClient(self.spec, incarnation, record=self.record, store_end=store_end)
         self.link.attempt = attempt
+        self.monitor.devices.expect_free()  # if ranks of an earlier epoch have ended here
 
     def run(self) -> None:
         """Turn the loop until no process lives, the outcome is known, and no other node needs this one; then leave().
@@ -337,13 +339,14 @@ class Supervisor:
     # -- messages from and to the coordinator --
 
     def _obey_orders(self, ready: Set[int]) -> None:
-        """Turn the link, end the ranks if lease or coordinator is lost, and obey the orders that have come."""
+        """Turn the link, end the ranks if lease or coordinator is lost, and obey deferred and new orders."""
         self.link.turn(ready)
         self._keep_lease()
         if self.outcome is None and self.link.loss is not None:
             self.outcome = self.link.loss
             self.stop(self.outcome.reason)
             self.release()
+        self.link.orders[:0], self._deferred = self._deferred, []
         while self.link.orders:  # also those that the coordinator gives because of what this node does meanwhile
             self._obey(self.link.orders.pop(0))
 
@@ -364,8 +367,9 @@ class Supervisor:
     def _obey(self, order: Order) -> None:
         """Carry out an order of the coordinator. Ignores those of an earlier attempt, and starts after the lease has ended."""
         lease = self.link.lease
-        late = lease is not None and lease.ended and order["type"] in ("start", "launch")
-        if late or is_outdated(order, self.attempt):
+        starts = order["type"] in ("start", "launch")
+        late = lease is not None and lease.ended and starts
+        if late or is_outdated(order, self.attempt) or (starts and self._defer(order)):
             return
         if order["type"] == "start":
             self._start_role(order["role"], order["attempt"])
@@ -379,6 +383,16 @@ class Supervisor:
         elif order["type"] == "finish":
             self.outcome = read(Outcome, order["outcome"])
             self.stop(self.outcome.reason)
+
+    def _defer(self, order: Order) -> bool:
+        """Enter the attempt of an order to start processes, and keep the order while memory of devices is not free.
+
+        Ranks that have ended may still have it. Returns whether the order waits; a stop of the attempt makes it void.
+        """
+        self._enter_attempt(order["attempt"])
+        waits = self.shutdown is None and self.monitor.devices.waits()
+        self._deferred += [order] * waits
+        return waits
 
     def obey_signal(self, request: EndRequest) -> None:
         """Stop the ranks here, and request the end of the job or that this node leaves it: this process got a signal to end."""
@@ -661,6 +675,7 @@ class Supervisor:
         if self.shutdown.quiet and not quiet:
             self.link.post({"type": "quiet", "attempt": self.attempt})
         if survivors is not None:
+            self.monitor.devices.expect_free()
             self.record("clean", survivors=survivors)
             self.link.post({"type": "clean", "survivors": survivors[:50], "attempt": self.attempt})
 
