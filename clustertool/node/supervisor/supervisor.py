@@ -7,7 +7,6 @@ first.
 
 from __future__ import annotations
 
-import contextlib
 import math
 import os
 import resource
@@ -25,13 +24,10 @@ from clustertool.model.shape import read, to_plain
 from clustertool.model.wire import record_lines
 from clustertool.model.wire.coordinator_messages import Incarnation, Order, StopMessage, is_outdated
 from clustertool.node.container.rank_containers import helpers
-from clustertool.node.devices import locks
 from clustertool.node.jobs import rank_log
 from clustertool.node.jobs.descendants import Descendants
 from clustertool.node.jobs.ledger import Ledger
 from clustertool.node.jobs.termination import Shutdown
-from clustertool.node.ports import claims, listeners
-from clustertool.node.ports.reservations import Reservations
 from clustertool.node.storage import files
 from clustertool.node.storage.reserving_journal import ReservingJournal
 from clustertool.node.supervisor import prctl
@@ -46,6 +42,7 @@ from clustertool.node.supervisor.coordinator.coordinator_link import (
 from clustertool.node.supervisor.coordinator.coordinator_server import CoordinatorServer
 from clustertool.node.supervisor.guard import GuardKeeper
 from clustertool.node.supervisor.node_monitor import NodeMonitor
+from clustertool.node.supervisor.node_resources import NodeResources
 from clustertool.node.supervisor.rank_table import LocalRank, PendingServer, RankTable
 from clustertool.node.system import processes
 from clustertool.node.system.child_signals import EndRequest, Signals, changed_children
@@ -57,7 +54,6 @@ if TYPE_CHECKING:
     from clustertool.model.wire import supervisor_messages as messages
     from clustertool.model.wire.spec_types import Spec
 
-_TOUCH_EVERY = 3600.0  # seconds; many machines remove files in /tmp after days
 Event = Tuple[str, Dict[str, object]]  # its type and its fields
 # Bytes of the events file that are kept free on the disk for the last events: for all, for each process of this node, and
 # for each rank in a verdict.
@@ -71,58 +67,6 @@ _OUTSIDE = 2.0
 _VERDICT_WAIT = 1.0  # seconds a stopped node waits for the coordinator's verdict
 _ACCEPTED: messages.Accepted = {"type": "accepted"}
 _BUNDLE: messages.BundleAnswer = {"type": "bundle"}
-
-
-class NodeResources:
-    """The ports and devices that a job reserves here. reserve() comes before a rank starts, refresh() and release() later."""
-
-    def __init__(self, spec: Spec) -> None:
-        self._spec = spec
-        self._ports = Reservations()
-        self._devices: Optional[locks.DeviceLock] = None
-        self._touched_at = time.monotonic()  # the file of the claims
-
-    def reserve(self) -> None:
-        """Reserve the node's ports, check that they are free, and lock its devices unless an engine allocates them.
-
-        Raises PreflightError if a port or device is in use or cannot be used; release() then releases what was reserved before.
-        """
-        processes = self._spec["processes"]
-        each = [process["ports"] for process in processes]
-        others = [port for its in each for port in its[1:]]
-        wanted = [*(port for its in each for port in its[:1]), *self._spec["extra_ports"], *others]
-        self._ports.take(wanted)
-        listeners.require_free(wanted)
-        kind, ids = self._spec["device_kind"], {card for process in processes for card in process["devices"]}
-        if ids and kind != "cpu" and not self._spec.get("engine"):  # an engine allocates devices to one job
-            self._devices = locks.take(kind, sorted(ids), self._spec["job"])
-
-    @property
-    def inherited(self) -> Tuple[int, ...]:
-        """The descriptor of the lock of devices, () without a lock: while it or a copy is open, the devices are reserved."""
-        return () if self._devices is None else (self._devices.fd,)
-
-    def refresh(self) -> None:
-        """Answer questions for the owners of reserved ports, renew the lock of devices, and each hour the file of claims."""
-        self._ports.turn()
-        if self._devices is not None:
-            self._devices.touch()
-        now = time.monotonic()
-        if now >= self._touched_at + _TOUCH_EVERY:
-            self._touched_at = now
-            claims.touch()
-
-    def release(self, claimed: bool) -> None:
-        """Release the ports and devices; `claimed`: also take back what was claimed when the job was placed.
-
-        The event `ended` makes these claims void, too.
-        """
-        self._ports.close()
-        if self._devices is not None:
-            self._devices.release()
-        with contextlib.suppress(PreflightError):
-            if claimed:
-                claims.take_back(self._spec["job"], os.path.dirname(self._spec["job_dir"]))
 
 
 class NodeEnd(NamedTuple):
