@@ -11,7 +11,6 @@ from clustertool.engines.caller import Caller
 from clustertool.errors import NotFound, raise_all
 from clustertool.fleet.fleet import Fleet
 from clustertool.model.hints import PROGRAM
-from clustertool.model.masking import mask
 from clustertool.model.wire.agent_answers import ReportAnswer
 from clustertool.model.wire.messages import REPORT
 from clustertool.watch.report_model import ReportModel, build_report_model
@@ -41,7 +40,8 @@ def build_report(fleet: Fleet, job: ListedJob, caller: Caller) -> ReportModel:
         where = f"SECRETS names {', '.join(missing)}, not set where this page was made"
         notes.append(f"{where}: what programs printed of it is not masked")
         caller.warn(notes[-1])
-    return build_report_model(read(answers, engine_proof(fleet, job)), answers, mask(secrets.values()), notes)
+    hide = load_config.mask_known_secrets(fleet.cluster)
+    return build_report_model(read(answers, engine_proof(fleet, job)), answers, hide, notes)
 
 
 def _notes_of_missing_records(fleet: Fleet, answers: Mapping[int, ReportAnswer]) -> list[str]:

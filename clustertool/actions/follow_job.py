@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import queue
 import threading
 import time
@@ -11,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from clustertool.actions.stop_jobs import stop_how
 from clustertool.errors import BadAnswer, ClustertoolError, NotFound
+from clustertool.fleet import notify
 from clustertool.fleet.fleet import MOMENT, Check, Fleet
 from clustertool.model.hints import PROGRAM
 from clustertool.model.job.outcome import COORDINATOR_NODE, Key
@@ -19,11 +21,12 @@ from clustertool.model.job.state_names import NodeState, RankState
 from clustertool.model.job.stop_result import StopResult, read_result
 from clustertool.model.wire.agent_answers import Answer, StopAnswer
 from clustertool.model.wire.agent_requests import FollowRequest, FollowWanted
+from clustertool.model.wire.event_types import NotificationEvent
 from clustertool.model.wire.messages import ATTACHED, FOLLOW, SIGNAL, Request, stop_request
 from clustertool.model.wire.stream_messages import StreamFrame
 from clustertool.watch.job_view import Item, JobView
 from clustertool.watch.lines import Frame
-from clustertool.watch.news import DisconnectNews, RevivedNews
+from clustertool.watch.news import DisconnectNews, EventNews, RevivedNews
 
 BEAT = 1.0  # seconds between two reports that a job is followed
 _QUEUE = 64  # frames of up to 256 KiB that wait for a slow reader
@@ -41,13 +44,13 @@ _RETURN = 3.0  # seconds that a node which broke off may take to come back once 
 _RESTORE = 12.0  # the same where an engine may have the logs of ended nodes, which are fetched from it
 
 
-def send_attached(fleet: Fleet, job: str, node: int = COORDINATOR_NODE) -> None:
+def send_attached(fleet: Fleet, job: str, node: int = COORDINATOR_NODE, laptop: str = "", notified: str = "") -> None:
     """Send ATTACHED to the agent of a node of the job, if it is connected: --lease counts from the last such message.
 
-    The node passes it on to the coordinator.
+    The node passes it on to the coordinator. laptop, notified: see LaptopNotice.
     """
     if node in fleet.agents:
-        fleet.agents[node].send(ATTACHED({"job": job}))
+        fleet.agents[node].send(ATTACHED({"job": job, "laptop": laptop, "notified": notified}))
 
 
 class Inbox:
@@ -298,6 +301,8 @@ class JobFollower:
         self._unreported: dict[int, tuple[float, str]] = {}
         self._engine = EngineQuestion(fleet, job)
         self._lost_nodes = LostNodes(self, job, revive)
+        self._unsent: list[EventNews] = []
+        self._laptop = os.urandom(8).hex() if notify.can_send(fleet.cluster.notify) else ""
 
     def start(self, request: FollowWanted) -> None:
         """Request events and logs from every node; late nodes are sent the request when they have logged in."""
@@ -333,6 +338,7 @@ class JobFollower:
                 if frame is not None:
                     yield from self.watch.take(*frame, now)
                     self._lost_nodes.take(frame)
+                    self._take_notifications(frame)
                 if frame is None or now - self._checked_at > _CHECK:
                     if now - (self._checked_at or now) > _NAP:
                         self.watch.add_pause(now - self._checked_at, now)
@@ -341,6 +347,7 @@ class JobFollower:
                     yield from self.watch.remind(time.time())
                     yield from self._check_nodes(now)
                     yield from self._lost_nodes.turn(now)
+                    yield from (self._unsent.pop() for _ in self._unsent[:])
                     if self._engine.ended_for(now) > _LATE or self._given_up(now):
                         yield from self.watch.end_by_engine(self._engine.reason, time.time())
             yield from self.watch.take_rest()
@@ -378,11 +385,33 @@ class JobFollower:
         """Check whether a node takes no part in the last epoch of an elastic job."""
         return any(node not in epoch.nodes for epoch in self.watch.status.epochs[-1:])
 
-    def report_attached(self) -> None:
-        """Send ATTACHED to the coordinator or, if its connection is lost, to another node of the newest epoch."""
+    def report_attached(self, notified: str = "") -> None:
+        """Send ATTACHED to the coordinator or, if its connection is lost, to another node of the newest epoch.
+
+        notified: the id of a notification that was sent.
+        """
         epochs, closed = self.watch.status.epochs[-1:], self.watch.closed
         nodes = (self.watch.status.coordinator, *(node for epoch in epochs for node in epoch.nodes))
-        send_attached(self.fleet, self._job, next((node for node in nodes if node not in closed), COORDINATOR_NODE))
+        node = next((node for node in nodes if node not in closed), COORDINATOR_NODE)
+        send_attached(self.fleet, self._job, node, self._laptop, notified)
+
+    def _take_notifications(self, frame: Frame) -> None:
+        """Send, in threads, those notifications among the events of a frame that the coordinator lets this command send."""
+        header = frame[1]
+        for event in header["events"] if header["type"] == "events" and self._laptop else ():
+            if event["type"] == "notification" and event["laptop"] == self._laptop:
+                threading.Thread(target=self._notify, args=(event,), daemon=True).start()
+
+    def _notify(self, event: NotificationEvent) -> None:
+        """Send a notification to NOTIFY of this machine, and confirm that to the coordinator, which sends it otherwise.
+
+        Adds news of a failure, which items() yields.
+        """
+        failed = notify.deliver(self.fleet.cluster.notify, event)
+        if failed:
+            self._unsent.append(EventNews(time.time(), "", {**event, "failed": failed}))
+        else:
+            self.report_attached(event["id"])
 
     def signal_ranks(self, number: int) -> None:
         """Send a signal, by its number, to the ranks of the job on this machine."""

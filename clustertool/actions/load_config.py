@@ -22,6 +22,7 @@ from clustertool.model.config.hostfile import LOOPBACK, Listed, choose_hosts, en
 from clustertool.model.config.hosts import Host, read_hosts
 from clustertool.model.hints import PROGRAM
 from clustertool.model.masking import Hide, mask
+from clustertool.model.notification import secret_parts
 from clustertool.model.paths import OURS
 from clustertool.model.planning import shell_variables
 from clustertool.model.quantities import count
@@ -369,5 +370,5 @@ def known_secrets(found: Cluster) -> dict[str, str]:
 
 
 def mask_known_secrets(found: Cluster) -> Hide:
-    """Return a function that replaces the values of SECRETS, as far as they are set here, in a text that is shown."""
-    return mask(known_secrets(found).values())
+    """Return a function that replaces NOTIFY and the values of SECRETS, as far as they are set here, in a shown text."""
+    return mask([*known_secrets(found).values(), *secret_parts(found.notify)])

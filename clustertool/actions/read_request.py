@@ -17,6 +17,7 @@ from clustertool.engines.caller import Caller
 from clustertool.engines.job_request import Advise, RunRequest, RunWish, make_plan, no_advice, settings_note
 from clustertool.engines.queued_request import with_usual_command
 from clustertool.errors import DataError, UsageError
+from clustertool.fleet import notify
 from clustertool.fleet.dispatch.workspace import IGNORE_FILE, Workspace
 from clustertool.model.config import shell_text
 from clustertool.model.config.cluster import Cluster
@@ -76,6 +77,7 @@ def read_request(
         _refuse_endpoints(found, options)
     known_engines.refuse_settings(cluster.engine, wish.settings)
     _refuse_other_devices(cluster, options)
+    notify.check(cluster)
     checked = read_job(cluster, toml, options)  # without a folder job.toml is on the nodes: only the options, for now
     _refuse_elastic(cluster, checked)
     for what, fix in find_unexpanded_text(cluster, toml, options):
@@ -84,6 +86,8 @@ def read_request(
         caller.remark(note)
     sent = folder and not of_engine
     workspace = load_workspace.workspace(caller, Path(folder), cluster.ignore_from) if sent else None
+    if workspace and cluster.notify and posixpath.relpath(cluster.where, workspace.top.resolve()) in workspace.files:
+        caller.warn(f"{cluster.where} has NOTIFY, and is sent with the workspace: name it in {IGNORE_FILE}")
     if workspace and checked.has_pservers:
         checked = replace(checked, one_port=load_workspace.uses_one_port(workspace))
     spec = None if there else with_usual_command(checked) if of_engine else checked

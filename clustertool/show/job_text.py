@@ -149,6 +149,8 @@ def _event_text(node: str, event: Event) -> str:
         return f"attempt {event['attempt']} begins in {event['pause']:g} s"
     if event["type"] == "frozen":
         return f"{role_name(event['role'])} {event['rank']} on {node} was stopped by a signal (SIGSTOP)"
+    if event["type"] == "notification":
+        return f"a notification ({event['event']}) was not sent: {event['failed']}"
     if event["type"] == "elsewhere":
         listens = f"{role_name(event['role'])} {event['rank']} on {node} listens on {event['listens']}"
         return f"{listens}, the others expect it on {event['endpoint']}"

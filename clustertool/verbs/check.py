@@ -501,7 +501,7 @@ def _start_trial(call: Call, fleet: Fleet, facts: ByNode, order: TrialRequest, m
 
     If a port is in use, the nodes are examined again and the trial is planned again.
     """
-    cluster = replace(fleet.cluster, secrets=())
+    cluster = replace(fleet.cluster, secrets=(), notify=())
     spec = replace(order.spec, env=(*order.spec.env, (_TRIAL_CODE, program("node/probe/framework_probe.py"))))
 
     def make(facts: ByNode) -> Plan:

@@ -37,7 +37,6 @@ from clustertool.model.config.hosts import device_ids
 from clustertool.model.config.job import AUTO, Options, started_by
 from clustertool.model.hints import PROGRAM
 from clustertool.model.joining.typed_meeting import TypedMeeting
-from clustertool.model.masking import mask
 from clustertool.model.paths import OURS
 from clustertool.model.planning import shell_variables
 from clustertool.model.planning.environment import literal
@@ -404,7 +403,7 @@ class _LaunchReport:
     def __init__(self, call: Call, launch: Launch, folder: Path, order: RunRequest) -> None:
         self._call, self._launch, self._folder, self._order = call, launch, folder, order
         self._aside = Terminal(out=sys.stderr)
-        self._hide = mask(order.secrets.values())
+        self._hide = load_config.mask_known_secrets(order.cluster)
         # What users of Paddle's launcher search.
         of_paddle = launch.old or {order.options.mode, launch.implied} & set(_PADDLE_MODES)
         paddle = of_paddle or self._imports_paddle()

@@ -15,7 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from clustertool import errors
-from clustertool.actions import join_job
+from clustertool.actions import join_job, load_config
 from clustertool.actions.follow_job import Inbox
 from clustertool.engines.job_request import RunRequest, Shown, check_ranks
 from clustertool.errors import AuthError, ClustertoolError, InternalError, NotFound, as_one
@@ -26,7 +26,6 @@ from clustertool.model.config.folded_names import grouped, ranges
 from clustertool.model.job.state_names import StopState
 from clustertool.model.joining.join_errors import read_error
 from clustertool.model.joining.typed_meeting import TypedMeeting
-from clustertool.model.masking import mask
 from clustertool.model.planning.plan import Plan, as_dict
 from clustertool.model.quantities import count
 from clustertool.model.roles import role_name
@@ -204,7 +203,7 @@ def _follow_here(call: Call, request: RunRequest, planned: Report, ended: Ended,
     the job's error.
     """
     job, node, own = planned["job"], int(planned["node"]), [(role, rank) for role, rank in planned["ranks"]]
-    hide, inbox, copy = mask(request.secrets.values()), Inbox(), copy_of_logs(call, job)
+    hide, inbox, copy = load_config.mask_known_secrets(request.cluster), Inbox(), copy_of_logs(call, job)
     here = replace(request.cluster.hosts[0], name=planned["name"])
 
     def over() -> None:

@@ -36,7 +36,7 @@ from clustertool.model.job.state import JobStatus
 from clustertool.model.job.state_names import JobState
 from clustertool.model.job.stop_result import read_result
 from clustertool.model.joining.engine_place import join_timeout_of
-from clustertool.model.masking import Hide, mask
+from clustertool.model.masking import Hide
 from clustertool.model.paths import LOGS_MARK, folder_of
 from clustertool.model.planning.environment import literal
 from clustertool.model.planning.plan import Plan, as_dict
@@ -207,7 +207,7 @@ def _configuration(call: Call, order: RunRequest) -> dict[str, str]:
         values["env"] = ",".join(pair.partition("=")[0] for pair in order.options.env)
     hosts = fold(host.name for host in order.cluster.hosts)
     values.update({"nodes": hosts} if hosts else {}, mode=order.options.mode or (order.spec.mode if order.spec else ""))
-    hide = mask(order.secrets.values())
+    hide = load_config.mask_known_secrets(order.cluster)
     return {name: hide(value) for name, value in values.items() if value}
 
 
@@ -294,7 +294,7 @@ def _follow_started(call: Call, order: RunRequest, engine: Engine, inbox: Inbox,
     of the error is the command that resumes the job on the other nodes.
     """
     fleet = engine.fleet
-    hide, copy = mask(order.secrets.values()), copy_of_logs(call, made.job_id)
+    hide, copy = load_config.mask_known_secrets(order.cluster), copy_of_logs(call, made.job_id)
     lines = RankLines(call.terminal, hide=hide)
     revive = functools.partial(base.revive, engine)
     follow = FollowSession(call, fleet, inbox, made.job_id, lines, choose_ending(engine), copy=copy, revive=revive)
@@ -317,7 +317,7 @@ def _follow_started(call: Call, order: RunRequest, engine: Engine, inbox: Inbox,
 def _follow_queued(call: Call, order: RunRequest, engine: Engine, inbox: Inbox, job: str) -> None:
     """Follow a job that has left the queue to its end, and through further starts. Raises the job's error."""
     attach_to(engine, job, exact=True)
-    hide, request = mask(order.secrets.values()), FollowWanted(logs=logs_to_show(call), tail=None)
+    hide, request = load_config.mask_known_secrets(order.cluster), FollowWanted(logs=logs_to_show(call), tail=None)
     follow_starts(call, engine, inbox, job, hide, request, order.grace)
 
 

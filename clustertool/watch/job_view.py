@@ -276,5 +276,6 @@ class JobView:
         reported = event["type"] in ("disk", "restart", "frozen", "elsewhere", "supervisor-lost", "memory-in-use")
         reported |= event["type"] in ("left-out", "standby", "below-minimum", "lease-lost")
         reported |= event["type"] == "epoch" and bool(event["attempt"])
+        reported |= event["type"] == "notification" and bool(event["failed"])
         survived = event["type"] == "clean" and bool(event.get("survivors"))
         return EventNews(t, name, event) if reported or survived else None

@@ -514,7 +514,7 @@ def test_a_running_job_of_the_previous_version_is_read_and_stopped(bench: Bench)
         assert node.ask("jobs")["jobs"][0]["state"] == "running"
         found = node.ask("status", job=job.id)
         assert found["supervised"] and found["heartbeat"] < 60
-        node.ask("attached", job=job.id)
+        node.ask("attached", job=job.id, laptop="", notified="")
         assert old.stdout.readline() == "attached\n"
         assert job.stop(grace=7.0) == {"state": "clean", "survivors": []}
         assert old.stdout.readline() == "stop\n"

@@ -36,7 +36,7 @@ def test_a_lease_lasts_while_a_laptop_says_it_is_there(bench: Bench) -> None:
 
     def there() -> bool:
         if not done():
-            nodes[0].ask("attached", job=job.plan.job_id)
+            nodes[0].ask("attached", job=job.plan.job_id, laptop="", notified="")
         return done()
 
     until(there, "the job ended")

@@ -54,6 +54,12 @@ RIGHT: list[tuple[str, object, object]] = [
     ("PASS_ENV", ["A", "B"], ("A", "B")),
     ("PASS_ENV", "A, B", ("A", "B")),
     ("SECRETS", ("KEY",), ("KEY",)),
+    ("NOTIFY", "https://hooks.example.org/a?b=c#d", ("https://hooks.example.org/a?b=c#d",)),
+    ("NOTIFY", "HTTP://10.0.0.9:8080", ("HTTP://10.0.0.9:8080",)),
+    ("NOTIFY", "mailtos://ann:word@example.org?to=bob", ("mailtos://ann:word@example.org?to=bob",)),
+    ("NOTIFY", ["/opt/notify", "-q", ""], ("/opt/notify", "-q", "")),
+    ("NOTIFY", "", ()),
+    ("NOTIFY", [], ()),
     ("DEVICE_KIND", "npu", "npu"),
     ("DEVICE_VISIBILITY", "own", "own"),
     ("START_PORT", "6170", 6170),
@@ -147,7 +153,7 @@ def test_wrong_values_are_named_with_the_key_the_value_and_what_is_right(key: st
 
 def test_both_tables_know_every_key() -> None:
     assert {key for key, _, _ in RIGHT} == set(KEYS) - {"HOSTS"}
-    assert {key for key, _, _ in WRONG} == set(KEYS) - {"HOSTS"}
+    assert {key for key, _, _ in WRONG} == set(KEYS) - {"HOSTS", "NOTIFY"}  # whose value is not shown
 
 
 def test_the_defaults() -> None:
@@ -200,6 +206,34 @@ def test_an_unknown_key_is_named_with_the_one_that_was_meant(typo: str, meant: s
     error = refusal(**{typo: "x"})
     assert f"{typo} = 'x'" in error.what
     assert f"did you mean {meant}?" in error.fix
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "hooks.example.org/s3cr3t",
+        "https://s3cr3t:word@example.org/",
+        "HTTPS://s3cr3t@example.org",
+        "https://example.org/s3cr3t twice",
+        "https:///s3cr3t",
+        "://s3cr3t",
+        ["s3cr3t", 7],
+        ["", "s3cr3t"],
+        ["https://s3cr3t", "-q"],
+        ["mail", "s3cr3t\0"],
+        {"s3cr3t": 1},
+    ],
+)
+def test_a_wrong_receiver_of_notifications_is_not_shown(value: object) -> None:
+    error = refusal(NOTIFY=value)
+    assert error.what == "conf.py: NOTIFY = *** is not right" and "a list of arguments" in error.fix
+    assert "s3cr3t" not in str(error) + error.fix
+    if isinstance(value, str):
+        assert "s3cr3t" not in refusal(NOTIFI=value).what, "a key that is not spelled right"
+
+
+def test_the_receiver_of_notifications_is_in_no_text_of_the_cluster() -> None:
+    assert "s3cr3t" not in repr(read_cluster({"HOSTS": HOSTS, "NOTIFY": "https://example.org/s3cr3t"}))
 
 
 def test_an_unknown_key_that_is_like_none_lists_them_all() -> None:

@@ -83,6 +83,14 @@ def test_secrets_travel_in_the_launch_only() -> None:
     assert all(request.fields["secrets"] == SECRETS for request in found["launch"].requests.values())
 
 
+def test_the_receiver_of_notifications_is_sent_in_the_launch_only() -> None:
+    found = phases(plan_of(cluster_of(hosts(3), NOTIFY="https://example.org/s3cr3t")))
+    texts = {name: json.dumps([one.header(1, 0.0) for one in phase.requests.values()]) for name, phase in found.items()}
+    assert [name for name, text in texts.items() if "s3cr3t" in text] == ["launch"]
+    sent = [request.fields["notify"] for _, request in sorted(found["launch"].requests.items())]
+    assert sent == [["https://example.org/s3cr3t"]] * 3, "the first one sends, and all mask it"
+
+
 def test_a_secret_is_there_once_and_masked() -> None:
     for spec in specs(planned()):
         assert json.dumps([spec["common"], spec["processes"]]).count('"API_KEY": "***"') == 1

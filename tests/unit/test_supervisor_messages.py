@@ -11,7 +11,7 @@ from clustertool.model.wire.supervisor_messages import REQUESTS, SupervisorAnswe
 
 STOP = {"type": "stop", "by": "inv stop", "code": 143, "grace": 1.5, "force": False}
 RANK = {"type": "rank-environment", "role": "trainer", "rank": 3}
-VALID: list[dict[str, Any]] = [STOP, RANK, {"type": "attached"}, {"type": "status"}, {"type": "bundle"}]
+VALID: list[dict[str, Any]] = [STOP, RANK, {"type": "status"}, {"type": "bundle"}]
 
 
 def types_of(union: Any) -> dict[str, Any]:
@@ -29,6 +29,15 @@ def test_a_valid_request_passes_also_with_fields_of_a_newer_version(message: dic
     assert read_request(message) is message
     newer = {**message, "later": [1]}
     assert read_request(newer) is newer
+
+
+def test_a_laptop_of_the_previous_version_sends_no_notifications() -> None:
+    notice = {"type": "attached", "laptop": "", "notified": ""}
+    assert read_request({"type": "attached"}) == notice
+    assert read_request({**notice, "laptop": "a1", "notified": "b2"}) == {**notice, "laptop": "a1", "notified": "b2"}
+    for wrong in (7, None, "x" * 5000):
+        with pytest.raises(ValueError, match="laptop"):
+            read_request({**notice, "laptop": wrong})
 
 
 def test_a_whole_number_of_seconds_is_a_grace() -> None:

@@ -13,6 +13,8 @@ from clustertool.model.config.value_readers import nearest, one_of
 from clustertool.model.container.container_runtimes import IMAGE_SOURCES
 from clustertool.model.container.container_settings import ContainerSettings
 from clustertool.model.finding import COLUMNS
+from clustertool.model.masking import HIDDEN
+from clustertool.model.notification import read_notify
 from clustertool.model.quantities import DURATIONS, HIGHEST_PORT, seconds_of, whole
 
 DEVICE_KINDS = ("auto", "cpu", "gpu", "xpu", "dcu", "npu")
@@ -157,6 +159,8 @@ class Cluster:
     checks_off: Tuple[str, ...] = _key("CHECKS_OFF", _checks, ())
     check_packages: Tuple[str, ...] = _key("CHECK_PACKAGES", _list_of_names, ("torch", "paddle", "numpy"))
     ssh_config: str = field(default="", repr=False)  # set only by the embedded cluster: "none" ignores ~/.ssh/config
+    # What gets the job's notifications. It is secret: an address alone often allows to send there.
+    notify: Tuple[str, ...] = field(default=(), repr=False, metadata={"key": "NOTIFY", "read": read_notify})
     first_path: str = ""  # of the embedded cluster and of this machine alone: first on every process's PATH
     job_python: str = ""  # set only by clusterrun on this machine: what python3 is for its jobs, and why
     shell_devices: str = ""  # set only by clusterrun: the variable of the shell that names the devices of all hosts
@@ -189,13 +193,14 @@ def read_cluster(values: Mapping[str, object], where: str = "conf.py", needs_hos
         "grace_given": "GRACE" in values,
     }
     for key, value in values.items():
+        shown = HIDDEN if "NOTI" in key else repr(value)  # also of a key that is not spelled right
         if key not in KEYS:
             fix = f"{nearest(key, sorted(KEYS))} (a name of your own: write it in small letters)"
-            raise ConfigError(f"{where}: unknown key {key} = {value!r}", fix)
+            raise ConfigError(f"{where}: unknown key {key} = {shown}", fix)
         try:
             found[KEYS[key].name] = KEYS[key].metadata["read"](value)
         except ValueError as error:
-            raise ConfigError(f"{where}: {key} = {value!r} is not right", f"{key} is {error}") from None
+            raise ConfigError(f"{where}: {key} = {shown} is not right", f"{key} is {error}") from None
         except ConfigError as error:
             raise ConfigError(f"{where}: {error.what}", error.fix) from None
     if "hosts" not in found and not needs_hosts:

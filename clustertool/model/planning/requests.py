@@ -108,7 +108,10 @@ def start(
         resume = resumed.id if resumed is not None and at in resumed.nodes else ""
         keep = resumed.kept_on(at) if resumed is not None else ()
         place[at] = PLACE({"release": releases.get(at, ""), "spec": own, "resume": resume, "keep": keep})
-        launch[at] = LAUNCH({"job_dir": job_dir, "secrets": dict(secrets), "certificate": certificate, "key": key})
+        notify = list(plan.cluster.notify)  # each node masks it in the errors of its ranks
+        launch[at] = LAUNCH(
+            {"job_dir": job_dir, "secrets": dict(secrets), "notify": notify, "certificate": certificate, "key": key}
+        )
         unplace[at] = UNPLACE({"job_dir": job_dir, "token": plan.identity.token})
     ended = dict.fromkeys(place, stop_request(plan.job_id, _FAILED_START))
     return Steps((Phase("place", place), Phase("launch", launch)), (Phase("unplace", unplace), Phase("stop", ended)))

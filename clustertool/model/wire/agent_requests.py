@@ -10,6 +10,7 @@ from typing import Dict, List, Literal, Mapping, Optional, Sequence, Tuple, Type
 
 from clustertool.model.wire.agent_answers import SubmittedJob
 from clustertool.model.wire.spec_types import Spec
+from clustertool.model.wire.supervisor_messages import LaptopNotice
 from clustertool.model.wire.supervisor_messages import StopHow as StopHow
 
 Target = Tuple[int, str, int]  # node, address, port
@@ -33,6 +34,10 @@ class JobRequest(_Exact):
     """A request about one job, or all."""
 
     job: str  # "" is all
+
+
+class AttachedRequest(JobRequest, LaptopNotice):
+    """A laptop follows the job."""
 
 
 class OutputRequest(JobRequest, total=False):
@@ -158,10 +163,14 @@ class _Now(TypedDict, total=False):
 
 
 class LaunchRequest(_Now):
-    """What never lies on a disk: secrets, and the job's certificate and key. `now`: the laptop's clock, added on sending."""
+    """What never lies on a disk: secrets, and the job's certificate and key. `now`: the laptop's clock, added on sending.
+
+    notify: NOTIFY, to which the coordinator sends, and which all nodes mask.
+    """
 
     job_dir: str
     secrets: Dict[str, str]
+    notify: List[str]
     certificate: str
     key: str
 

@@ -21,6 +21,7 @@ from typing import Dict, List, Literal, Mapping, NamedTuple, Optional, Sequence,
 
 from clustertool.model import field_types as fields
 from clustertool.model.shape import read
+from clustertool.model.wire.supervisor_messages import LaptopNotice
 
 _OF_ONE_ATTEMPT = ("start", "stop", "launch", "release")
 
@@ -131,7 +132,9 @@ class StopMessage(Envelope, _StopFields):
     code: int  # with which exit code the job is to end
 
 
-class AttachedMessage(Envelope):
+class AttachedMessage(Envelope, LaptopNotice):
+    """A laptop follows the job."""
+
     type: Literal["attached"]
 
 

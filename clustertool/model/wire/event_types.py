@@ -12,6 +12,7 @@ from clustertool.model import field_types as fields
 from clustertool.model.elastic.membership import EpochChange
 from clustertool.model.job.outcome import Outcome
 from clustertool.model.job.state_names import OUTCOMES
+from clustertool.model.notification import Notification
 from clustertool.model.shape import one_of
 
 OutcomeName = Annotated[str, one_of(OUTCOMES)]
@@ -330,6 +331,14 @@ class RestartEvent(EventBase):
     pause: fields.Pause  # seconds before the start
 
 
+class NotificationEvent(EventBase, Notification):
+    """The coordinator sends a notification. laptop: the attached one that it lets send it, or "". failed: why that failed."""
+
+    type: Literal["notification"]
+    laptop: fields.Label
+    failed: fields.Label
+
+
 class StoppingEvent(EventBase):
     """The processes of this node are ended, by the supervisor, or by its guard or a stop if it is gone."""
 
@@ -354,7 +363,7 @@ class OutcomeEvent(EventBase):
 
 _OfNode = Union[JobEvent, SupervisorEvent, CaretakerEvent, DiskEvent, UnconnectedEvent, ConnectedEvent]
 _OfRank = Union[MemoryInUseEvent, StartedEvent, RankEvent, OtherAddressEvent, ExitedEvent]
-_OfCoordinator = Union[PhaseEvent, AbsentEvent, LostEvent, RestartEvent]
+_OfCoordinator = Union[PhaseEvent, AbsentEvent, LostEvent, RestartEvent, NotificationEvent]
 _OfEnd = Union[StoppingEvent, CleanEvent, Annotated[OutcomeEvent, Outcome]]
 _OfEpochs = Union[
     Annotated[EpochEvent, EpochChange],

@@ -113,7 +113,7 @@ TAIL: Kind[requests.TailRequest, answers.TailAnswer] = Kind("tail", "jobs.job_re
 LIST_FILES: Kind[requests.JobRequest, answers.FilesAnswer] = Kind(
     "files", "jobs.job_report:list_files", limit=16 << 20, long=True, of_records=True
 )
-ATTACHED: Kind[requests.JobRequest, answers.Answer] = Kind("attached", "jobs.stop_request:attached")
+ATTACHED: Kind[requests.AttachedRequest, answers.Answer] = Kind("attached", "jobs.stop_request:attached")
 SIGNAL: Kind[requests.SignalRequest, answers.Answer] = Kind("signal", "jobs.stop_request:signal_ranks")
 BASES: Kind[requests.NoFields, answers.BasesAnswer] = Kind("bases", "jobs.records:list_bases")
 STOP: Kind[requests.StopRequest, answers.StopAnswer] = Kind("stop", "jobs.stop_request:stop_jobs")

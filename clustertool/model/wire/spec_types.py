@@ -100,6 +100,7 @@ class _OfSomeJobs(TypedDict, total=False):
     """What only some jobs have."""
 
     secrets: Dict[str, str]
+    notify: List[str]  # NOTIFY, in memory only
     engine: str  # that has started the nodes; missing or "": none
     launcher: str  # "mpirun" where one starts the trainers, else missing: the supervisors do
     allocated: List[str]  # devices of the node by an engine: names, of which the devices of ranks are positions

@@ -4,7 +4,7 @@ The sender is a process of the same user on the node: an agent, or a program tha
 
     request           answer            effect
     stop              accepted          the processes of the job get TERM here, and the coordinator stops the other nodes
-    attached          accepted          a laptop follows the job: for --lease
+    attached          accepted          a laptop follows the job: for --lease, and for the notifications that it sends
     leave             accepted          the node is released from an elastic job: the next epoch begins without it
     status            status            none
     rank-environment  rank-environment  none
@@ -44,7 +44,17 @@ class StopCommand(StopHow):
     type: Literal["stop"]
 
 
-class AttachedNotice(TypedDict):
+class LaptopNotice(TypedDict):
+    """What an attached laptop does about notifications. A program of an earlier version does not send it.
+
+    laptop: its own name, if it sends those that name it; "" if it sends none. notified: the id of one that it has sent, or "".
+    """
+
+    laptop: fields.Label
+    notified: fields.Label
+
+
+class AttachedNotice(LaptopNotice):
     """A laptop follows the job."""
 
     type: Literal["attached"]
@@ -222,12 +232,14 @@ REQUESTS: Dict[str, Tuple[type, type]] = {
 def read_request(message: Mapping[str, object]) -> SupervisorRequest:
     """Check a request to a supervisor, which any process of the user can send, and return it.
 
-    Unknown fields may have few values. The code of a `leave` without one is 0. Raises ValueError for an unknown type, and a
-    missing or wrong field.
+    Unknown fields may have few values. The code of a `leave` without one is 0; an `attached` may have its type only. Raises
+    ValueError for an unknown type, and a missing or wrong field.
     """
     type = message.get("type")
     if not isinstance(type, str) or type not in REQUESTS:
         raise ValueError(f"{str(type)[:60]!r} is no type of a request")
     if type == "leave":
         message = {"code": 0, **message}
+    if type == "attached":
+        message = {"laptop": "", "notified": "", **message}
     return cast("SupervisorRequest", check_of(REQUESTS[type][0])(message, ""))

@@ -32,7 +32,7 @@ def start(agent: Agent, request: LaunchRequest) -> Answer:
     job = files.open_job_dir(request["job_dir"])
     spec: Spec = json.loads(files.read(job, f"{OURS}/spec.json"))
     spec["secrets"], spec["certificate"], spec["key"] = request["secrets"], request["certificate"], request["key"]
-    spec["header"]["skew"] = counted_skew(skew)
+    spec["notify"], spec["header"]["skew"] = request["notify"], counted_skew(skew)
     nvml.end()  # with --devices auto, this agent has read the cards
     with files.closing(job):
         with files.closing(files.open_append(job, SUPERVISOR_ERRORS)) as log:

@@ -17,6 +17,9 @@ from clustertool.node.system.processes import Process
 _SEEN = f"{OURS}/seen"
 _MOST = 20_000  # lines, after which the dead are struck off
 _FEW = 100  # threads of all members together
+# Pids of children that are no processes of the job, with all that they start: they send its notifications (notifier.py). The
+# set is that of this process, since they may outlive an epoch of an elastic job.
+APART: Set[int] = set()
 
 
 class Descendants:
@@ -43,11 +46,15 @@ class Descendants:
         return list(self._members.values())
 
     def living(self) -> List[Process]:
-        """Find the members that live now: all descendants but `spare`, and `others` with theirs.
+        """Find the members that live now: all descendants but `spare` and APART, and `others` with theirs.
 
         Record new ones, drop dead others.
         """
-        found = [process for process in processes.descendants(self.head.pid) if process.pid not in self.spare]
+        found = processes.descendants(self.head.pid)
+        APART.intersection_update(processes.children(self.head.pid) if APART else ())
+        below = (process.pid for pid in APART for process in processes.descendants(pid))  # read later than all
+        apart = self.spare.union(APART, below)
+        found = [process for process in found if process.pid not in apart]
         self.others = {process for process in self.others if processes.alive(process)}
         for other in self.others.difference(found):
             found += [other, *processes.descendants(other.pid)]
@@ -61,7 +68,7 @@ class Descendants:
         A process may start another one and end while living() searches, so that living() finds neither. But the supervisor is
         their subreaper: an orphan becomes its child at once, and each child stays one until the supervisor reaps it.
         """
-        return any(pid not in self.spare for pid in processes.children(self.head.pid))
+        return any(pid not in self.spare | APART for pid in processes.children(self.head.pid))
 
     def update(self) -> None:
         """Find and record members that are new since the last sample.
@@ -87,7 +94,7 @@ class Descendants:
         parents = {self.head.pid, *(stat.parent for stat in new.values() if self._is_member(stat.parent))}
         while parents:
             below = (Process(pid, stat.start) for pid, stat in new.items() if stat.parent in parents)
-            born = [process for process in below if process.pid not in self.spare]
+            born = [process for process in below if process.pid not in self.spare | APART]
             self.write_down(born)
             parents = {process.pid for process in born}
 

@@ -358,7 +358,7 @@ def record_loss(job: int, why: str, make: bool = True) -> None:
 
     The processes of the dead supervisor are still to be ended.
     """
-    _append_event(job, "supervisor-lost", {"why": why}, make, durable=False)
+    append_event(job, "supervisor-lost", {"why": why}, make, durable=False)
 
 
 def record_clean(job: int, survivors: List[str], make: bool = True) -> None:
@@ -367,10 +367,10 @@ def record_clean(job: int, survivors: List[str], make: bool = True) -> None:
     make: create the file of the events if it is missing. A guard does not: its supervisor made the file, so where it is
     missing, the job that never started is being removed at this moment, and a new file would keep its directory.
     """
-    _append_event(job, "clean", {"survivors": survivors}, make, durable=True)
+    append_event(job, "clean", {"survivors": survivors}, make, durable=True)
 
 
-def _append_event(job: int, type: str, fields: Mapping[str, object], make: bool, durable: bool) -> None:
+def append_event(job: int, type: str, fields: Mapping[str, object], make: bool, durable: bool) -> None:
     """Append an event to the file of events. Ignores OSError.
 
     make: see record_clean(). durable: it is on the disk before this returns.

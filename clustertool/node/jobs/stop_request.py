@@ -23,8 +23,8 @@ from clustertool.node.system.processes import Process
 
 if TYPE_CHECKING:
     from clustertool.model.wire.agent_answers import Answer, JobStop, StopAnswer
-    from clustertool.model.wire.agent_requests import JobRequest, SignalRequest, StopRequest
-    from clustertool.model.wire.supervisor_messages import StopCommand
+    from clustertool.model.wire.agent_requests import AttachedRequest, SignalRequest, StopRequest
+    from clustertool.model.wire.supervisor_messages import AttachedNotice, StopCommand
     from clustertool.node.jobs.termination import Sweep
 
 _REACTION = 3.0  # seconds that a supervisor on a busy machine may take to react
@@ -48,9 +48,10 @@ def stop_jobs(node: NodeContext, request: StopRequest) -> StopAnswer:
     return {"jobs": found}
 
 
-def attached(node: NodeContext, request: JobRequest) -> Answer:
-    """Send the supervisor the notice that a laptop follows the job, for --lease; ignore that it may have ended."""
-    supervisor_client.order(queries.record_of(node, request["job"]).paths, {"type": "attached"}, _NOTICE)
+def attached(node: NodeContext, request: AttachedRequest) -> Answer:
+    """Send the supervisor the notice of a laptop that follows the job; ignore that the supervisor may have ended."""
+    notice: AttachedNotice = {"type": "attached", "laptop": request["laptop"], "notified": request["notified"]}
+    supervisor_client.order(queries.record_of(node, request["job"]).paths, notice, _NOTICE)
     return {}
 
 

@@ -30,6 +30,7 @@ from clustertool.node.join.workspace_relay import WorkspaceRelay
 from clustertool.node.storage import files
 from clustertool.node.supervisor import prctl
 from clustertool.node.supervisor.allocation import End, Origin
+from clustertool.node.supervisor.notifier import end_senders
 from clustertool.node.supervisor.supervisor import Supervisor
 from clustertool.node.system import processes
 from clustertool.node.system.child_signals import EndRequest
@@ -122,8 +123,10 @@ class JoiningNode:
     def leave_allocation(self, end: End) -> None:
         """Leave the engine's allocation, as the last action, and report as a warning what went wrong.
 
+        Before that, wait for the processes that send notifications.
         The engine may start the job again then, and need not wait for a lost node.
         """
+        end_senders()  # an engine ends all processes of the job with this one
         wrong = self.allocation.leave(end)
         if wrong:
             self.report.warning(wrong)
@@ -237,6 +240,7 @@ class JoiningNode:
         values = dict(self.join.secrets)
         spec["secrets"] = {name: values[name] for name in self.join.job.elastic.server.of_ranks(values)}
         spec["certificate"], spec["key"] = self.join.identity.certificate, self.join.identity.key
+        spec["notify"] = list(self.join.cluster.notify)
         spec["header"]["skew"] = launch.counted_skew(time.time() - now)
         file = self._bundle.data if self._bundle is not None else b""
         # A machine that `grow` adds gets the code of the node from its laptop.

@@ -25,6 +25,7 @@ from clustertool.node.jobs.records import Record
 from clustertool.node.storage import files
 from clustertool.node.storage.reserving_journal import ReservingJournal
 from clustertool.node.supervisor.control_socket import ControlSocket
+from clustertool.node.supervisor.notifier import Notifier
 from clustertool.node.system import processes
 
 if TYPE_CHECKING:
@@ -96,6 +97,7 @@ class MemberRecord:
         """Record the outcome as the job's end, and before as its verdict, if this member decides (coordinates)."""
         if coordinates:
             self.record("verdict", **outcome.as_record())
+            Notifier(self.spec, self.record).note("verdict", outcome.as_record())
         self.record("ended", **outcome.as_record())
 
     def close(self) -> None:

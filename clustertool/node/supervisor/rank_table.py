@@ -14,6 +14,7 @@ from clustertool.model.container.container_command import Surroundings
 from clustertool.model.job.outcome import Key, Outcome, RankExit
 from clustertool.model.job.start_error import NOT_EXECUTABLE
 from clustertool.model.job.state_names import RankState
+from clustertool.model.notification import secret_parts
 from clustertool.model.paths import JobPaths
 from clustertool.model.quantities import MOST_FILES
 from clustertool.model.roles import LAUNCHERS
@@ -338,7 +339,7 @@ class RankTable:
         if of_runtime:
             note = rank_error.describe_runtime_error(self._job, rank.log_name, runtime, exit.code)
         note, found = note or disk, rank_error.LoggedError(b"", b"")
-        secrets = self._spec.get("secrets", {}).values()
+        secrets = [*self._spec.get("secrets", {}).values(), *secret_parts(self._spec.get("notify", ()))]
         recorded = rank_error.read_file(self._job, role, number, secrets)
         if recorded:
             found = rank_error.LoggedError(recorded.encode(), recorded.encode())

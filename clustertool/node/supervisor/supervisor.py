@@ -276,9 +276,10 @@ class Supervisor:
         os.close(self.job)
 
     def record(self, kind: str, **fields: object) -> None:
-        """Write an event to the events file, and note it in the ledger."""
+        """Write an event to the events file, and note it in the ledger and, on the coordinator's node, for notifications."""
         self.events.write(record_lines.written_event(kind, round(time.time(), 3), fields))
         self.ledger.note(kind, fields)
+        self.link.note(kind, fields)
 
     # -- messages from and to the coordinator --
 
@@ -638,7 +639,8 @@ class Supervisor:
         if request["type"] == "bundle":
             return _BUNDLE, self.origin.require_bundle(self.spec["name"])
         if request["type"] == "attached":
-            self.link.post({"type": "attached", "attempt": self.attempt})
+            laptop, notified = request["laptop"], request["notified"]
+            self.link.post({"type": "attached", "attempt": self.attempt, "laptop": laptop, "notified": notified})
         elif request["type"] == "leave":
             require_may_leave(self.spec, self.coordinates)
             if request.get("code"):

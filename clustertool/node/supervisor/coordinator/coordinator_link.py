@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from typing import TYPE_CHECKING, Callable, List, Optional, Sequence, Set, Tuple, cast
+from typing import TYPE_CHECKING, Callable, Dict, List, Optional, Sequence, Set, Tuple, cast
 
 from clustertool.errors import UsageError
 from clustertool.model.elastic.epochs import EpochEnd
@@ -212,6 +212,9 @@ class CoordinatorLink:
     def post(self, message: MemberMessage) -> None:
         """Do nothing; a subclass sends a message of this node's supervisor to the coordinator, or keeps it until it can."""
         return
+
+    def note(self, kind: str, fields: Dict[str, object]) -> None:
+        """Do nothing; the coordinator's own node makes a notification of an event, if it is of such a type."""
 
     def launch(self, key: Key, command: str) -> None:
         """Do nothing; the coordinator's own node, the only one with mpirun, orders a node to start a daemon of it by `command`.

@@ -21,6 +21,7 @@ from clustertool.node.supervisor.coordinator import epoch_decisions, job_decisio
 from clustertool.node.supervisor.coordinator.coordinator_link import CoordinatorLink, OwnLease, StoreEnd
 from clustertool.node.supervisor.coordinator.member_connections import CoordinatorListener, JobMember, JobMembers
 from clustertool.node.supervisor.coordinator.standby_offers import StandbyOffer, StandbyOffers
+from clustertool.node.supervisor.notifier import Notifier
 from clustertool.node.system.process_clock import ProcessClock, boottime
 from clustertool.node.system.tls_link import TlsLink, context, listen
 
@@ -137,9 +138,12 @@ class CoordinatorServer(CoordinatorLink):
         self._record = record
         self._allocation = allocation
         self._outside = False  # the job is stopped because of a signal
+        self._notifier = Notifier(spec, record)
         made = epoch_decisions.shape_of(spec)
         if made.first and "elastic" not in spec:
             record("restart", attempt=made.first, pause=0.0)
+        if made.first:
+            self.note("restart", {"attempt": made.first})
         blamed = tuple(spec["elastic"]["blamed"]) if "elastic" in spec else ()
         steps = read(JobSteps, to_plain(spec["elastic"]["steps"]) or {}) if "elastic" in spec else JobSteps()
         self._state = job_decisions.State(made, attempt=made.first, blamed=blamed, steps=steps)
@@ -175,8 +179,11 @@ class CoordinatorServer(CoordinatorLink):
 
     @property
     def done(self) -> bool:
-        """Whether the job is over, and all nodes that are not lost know it or have left, or the loss timeout has passed."""
-        if self._finished_at is None:
+        """Whether the job is over, and all nodes that are not lost know it or have left, or the loss timeout has passed.
+
+        It also waits while an attached laptop may confirm a notification.
+        """
+        if self._finished_at is None or self._notifier.offered:
             return False
         late = self._clock.now - self._finished_at > self._spec["policy"]["loss_timeout"]
         return late or not self._members.unacknowledged(self._state.lost)
@@ -198,6 +205,10 @@ class CoordinatorServer(CoordinatorLink):
         """Whether the supervisor of a lost node may still run: its guard has not reported its death, and it has not left."""
         lost = (member for node, member in self._members.nodes.items() if node in self._state.lost)
         return any(not member.left for member in lost)
+
+    def note(self, kind: str, fields: Dict[str, object]) -> None:
+        """Make a notification of an event of this node's supervisor, if it is of such a type."""
+        self._notifier.note(kind, fields)
 
     def launch(self, key: Key, command: str) -> None:
         """Order the node of the process `key` to start a daemon of mpirun by `command`; for this node, add it to `orders`."""
@@ -231,6 +242,7 @@ class CoordinatorServer(CoordinatorLink):
         self._members.beat(self._stamped({"type": "beat"}))
         self._watch_silence(now)
         self._watch_time(time.monotonic())
+        self._notifier.turn()
         outcome = self._allocation.turn()
         if outcome is not None:
             self._decide(job_decisions.Explained(outcome))
@@ -260,11 +272,12 @@ class CoordinatorServer(CoordinatorLink):
     def _read_event(self, node: int, message: Header) -> Optional[epoch_decisions.Event]:
         """Build the event for a message of a supervisor, or return None if its type has none. Raises one of _MALFORMED.
 
-        The message "attached" renews the time without a laptop. A stop because of a signal is noted for the orders to stop. A
-        stop of a leaving node in an elastic job becomes a ShutDown.
+        The message "attached" renews the time without a laptop, and is for notifications. A stop because of a signal is noted
+        for the orders to stop. A stop of a leaving node in an elastic job becomes a ShutDown.
         """
         if message.get("type") == "attached":
             self._limits.attached(time.monotonic())
+            self._notifier.attached(message)
         event = _parse_event(self._state.shape.on(node), node, message)
         if not isinstance(event, job_decisions.StopAsked):
             return event
@@ -538,7 +551,9 @@ class CoordinatorServer(CoordinatorLink):
         elif isinstance(action, job_decisions.Ask):
             self._allocation.ask(action.by, action.code)
         else:
-            if action.outcome.state is not JobState.NEXT_EPOCH:
+            if action.outcome.state is JobState.NEXT_EPOCH:
+                self._notifier.turn(last=True)  # the next epoch does not wait for a laptop
+            else:
                 self._record("verdict", **action.outcome.as_record())
             self._finished_at = self._clock.now
             outcome = action.outcome.as_record()
@@ -554,7 +569,11 @@ class CoordinatorServer(CoordinatorLink):
         return {**message, "attempt": self._state.attempt, "sender": self._me}
 
     def close(self, outcome: Optional[Outcome] = None) -> None:
-        """Close all connections. If an elastic job is over, send its outcome to the machines on standby before that."""
+        """Close all connections. If an elastic job is over, send its outcome to the machines on standby before that.
+
+        All notifications that are left are sent.
+        """
+        self._notifier.turn(last=True)
         self._members.close()
         if self._standby is not None and outcome is not None and outcome.state is not JobState.NEXT_EPOCH:
             self._standby.end(outcome, self._admit_late_offers)
