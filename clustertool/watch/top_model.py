@@ -6,7 +6,7 @@ import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from clustertool.model.job.progress import find_step
+from clustertool.model.job.progress import StepRate, find_metrics
 from clustertool.model.job.rank_places import unpack
 from clustertool.model.job.state_names import RankState
 from clustertool.model.wire.agent_answers import CardValues, GlanceAnswer, JobSample, RankSample
@@ -14,48 +14,7 @@ from clustertool.model.wire.event_types import MembershipSample, SamplePlan
 
 _HISTORY = 60
 SORTS = ("rank", "cpu", "memory", "rate")
-_WINDOW = 30.0  # seconds in which the speed of a program is measured
-_PATIENCE = 3.0  # of its own gaps between two steps
 _BUCKETS = (10, 25, 50, 101)  # percent: nodes that are so close in load and memory are alike
-
-
-class Rate:
-    """The steps a second that a program's lines show, over the last half minute."""
-
-    def __init__(self) -> None:
-        self._seen: list[tuple[float, float]] = []
-
-    def feed(self, line: str, now: float) -> None:
-        """Record the step in a printed line, if it has one, at the time `now`. After a smaller step than before, begin anew."""
-        progress = find_step(f"{line}\n")
-        if progress is None or progress.step is None:
-            return
-        step = progress.step
-        if self._seen and step < self._seen[-1][1]:  # another epoch, another attempt
-            self._seen.clear()
-        if not self._seen or step > self._seen[-1][1]:
-            self._seen.append((now, step))
-        while len(self._seen) > 2 and now - self._seen[1][0] > _WINDOW:
-            del self._seen[0]
-
-    @property
-    def has_steps(self) -> bool:
-        """Whether the program has printed a step."""
-        return bool(self._seen)
-
-    def compute(self, now: float) -> float | None:
-        """Compute the steps a second at the time `now`; None while fewer than two steps are known.
-
-        It falls when no step has come for longer than the known ones took, and is 0.0 after 30 s or three usual gaps between
-        steps, whichever is longer.
-        """
-        if len(self._seen) < 2:
-            return None
-        (first, low), (last, high) = self._seen[0], self._seen[-1]
-        still, gap = now - last, (last - first) / (len(self._seen) - 1)
-        if still > max(_WINDOW, _PATIENCE * gap):
-            return 0.0
-        return (high - low) / (max(last - first, 1e-3) + (still if still > (last - first) else 0.0))
 
 
 @dataclass
@@ -76,7 +35,7 @@ class TopRank:
     heartbeat: float | None = None
     speed: float | None = None
     quiet: float | None = None  # seconds since it printed something
-    rate: Rate = field(default_factory=Rate)
+    rate: StepRate = field(default_factory=StepRate)
     seconds: tuple[float, float] = (0.0, 0.0)  # CPU seconds, and when they were read
     epoch: int = 0
 
@@ -346,7 +305,9 @@ def _take_rank(rank: TopRank, values: RankSample, job: JobSample, t: float) -> N
     rank.seconds = (float(seconds or 0), t)
     rank.state, rank.pid, rank.log = RankState(values["state"]), int(values["pid"] or 0), str(values["log"] or "")
     rank.memory, rank.line, rank.heartbeat = values.get("memory"), str(values["line"]), job["heartbeat"]
-    rank.rate.feed(rank.line, t)
+    found = find_metrics(f"{rank.line}\n")
+    if found.step is not None:
+        rank.rate.feed(found.step, t)
     rank.speed = rank.rate.compute(t) if rank.state is RankState.RUNNING else None
     rank.quiet = values.get("quiet")
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from clustertool.watch.top_model import Rate
+from clustertool.model.job.progress import StepRate
 
 
 def speed(*lines: tuple[float, int], now: float | None = None) -> float | None:
-    rate = Rate()
+    rate = StepRate()
     for t, step in lines:
-        rate.feed(f"step {step}", t)
+        rate.feed(step, t)
     return rate.compute(lines[-1][0] if now is None else now)
 
 

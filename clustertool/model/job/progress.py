@@ -1,18 +1,66 @@
-"""This module reads the progress of a program from its log: the last step (iteration, batch) and epoch in a part of it.
+"""This module reads the numbers that a program prints about its progress: PROFILES has the programs whose lines it knows.
 
-Pure. It understands `step=12`, `global step 12`, `Iter: [12/100]`, `batch 12`, `epoch=3`, `'epoch': 0.25`, and tqdm's bars.
+Pure. A profile recognises a line by its mark and reads the numbers in it: a group of a pattern has the name of a field of
+Metrics, or of a part from which _numbers() computes one. The first profile whose mark is in a line reads it; the last one,
+`plain`, reads any line: `step=12`, `global step 12`, `Iter: [12/100]`, `epoch=3`, `loss: 0.5`, `lr=1e-4`, `1200 tokens/s`.
+
+The text of a program is not trusted: each repetition in a pattern has a limit, and so has each number.
 """
 
 from __future__ import annotations
 
+import math
 import re
-from typing import NamedTuple, Optional
+from typing import Dict, List, NamedTuple, Optional, Pattern, Sequence, Tuple, Union
 
-_SPACE = r"\s{0,9}"  # not more: three in a row take the third power of their length
-_NUMBER = rf"""['"]?{_SPACE}[=:#]?{_SPACE}[\[(]?{_SPACE}"""
-_STEP = re.compile(rf"(?i)(?:\b|_)(?:step|iteration|iter|batch){_NUMBER}(\d{{1,15}})(?![\w.])")
-_BAR = re.compile(r"\|\s*(\d{1,15})/\d+ \[")
-_EPOCH = re.compile(rf"(?i)\bepoch{_NUMBER}(\d{{1,9}}(?:\.\d{{1,9}})?)")
+_IS = r"""['"]?\s{0,20}[=:#]?\s{0,20}['"\[(]{0,2}\s{0,20}"""  # between a name and its value
+_FLOAT = r"[-+]?(?:\d{1,15}(?:\.\d{0,20})?(?:e[-+]?\d{1,3})?|nan|inf(?:inity)?)(?!\.?\w)"
+_GROUPED = r"\d{1,3}(?:,\d{3}){1,5}(?![\w.,])"  # a rate may have separators of thousands
+_SCALES = {"": 1.0, "k": 1e3, "M": 1e6, "G": 1e9}
+_UNITS = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
+_KINDS = {"tok": "tokens_per_second", "sam": "samples_per_second", "exa": "samples_per_second"}
+_LARGEST = 1e18
+_CODES = re.compile(r"\x1b\[[\d;]{0,20}[A-Za-z]|\x08")  # colours, and the backspaces of bars
+_WINDOW = 30.0  # seconds in which the speed of a program is measured
+_PATIENCE = 3.0  # of its own gaps between two steps
+
+
+class Metrics(NamedTuple):
+    """The newest numbers that a program has printed; None for one that it does not print. A loss may be NaN or infinite.
+
+    total: the steps of the job, or of an epoch where `step` counts in one; epochs: of the job. percent: of the whole job. eta:
+    seconds to its end.
+    """
+
+    epoch: Optional[float] = None
+    step: Optional[float] = None
+    total: Optional[float] = None
+    epochs: Optional[float] = None
+    percent: Optional[float] = None
+    eta: Optional[float] = None
+    loss: Optional[float] = None
+    lr: Optional[float] = None
+    steps_per_second: Optional[float] = None
+    tokens_per_second: Optional[float] = None
+    samples_per_second: Optional[float] = None
+
+    def or_before(self, before: Metrics) -> Metrics:
+        """Return these numbers, with those of `before` for the ones that are None."""
+        return Metrics(*(old if new is None else new for new, old in zip(self, before)))
+
+    def after(self, before: Metrics) -> Metrics:
+        """Return these numbers with those that were known before, and the percentage by the epoch that is known then."""
+        known = self.or_before(before)
+        if self.step is None or self.percent is not None:
+            return known
+        return known._replace(percent=_percent(known, in_epoch=True))
+
+    def as_row(self) -> List[Union[float, str, None]]:
+        """Convert to a list for JSON, which has no NaN and no infinity: they are strings, as float() reads them."""
+        return [value if value is None or math.isfinite(value) else _text(value) for value in self]
+
+
+NOTHING = Metrics()
 
 
 class StepProgress(NamedTuple):
@@ -22,19 +70,213 @@ class StepProgress(NamedTuple):
     step: Optional[float]
 
 
-def find_step(text: str) -> Optional[StepProgress]:
-    """Find the last whole line with a step, and return this and the epoch in it; without a step, the last epoch.
+class Profile(NamedTuple):
+    """The lines of a program. in_epoch: its steps count in an epoch, so a part of them is no part of the job."""
 
-    None if there is neither. A line ends with a newline or, for bars, a carriage return.
+    name: str
+    mark: Pattern[str]
+    numbers: Sequence[Pattern[str]]
+    in_epoch: bool = False
+
+
+def _find(pattern: str) -> Pattern[str]:
+    return re.compile(f"(?i){pattern}")
+
+
+def _rate(field: str, names: str) -> Tuple[Pattern[str], ...]:
+    """Create the patterns of a rate: its name before its value, and after it. names: of what is counted."""
+    name = rf"{names}(?:_per_sec(?:ond)?|/s(?:ec(?:ond)?)?)(?![a-z/])"
+    prefix = r"(?<!\w)(?:train_|interval_|avg_)?"
+    return (
+        _find(rf"{prefix}{name}{_IS}(?P<{field}>{_GROUPED}|{_FLOAT})"),
+        _find(rf"(?<![\w.,])(?P<{field}>{_GROUPED}|{_FLOAT}) ?{name}(?!{_IS}[-+]?\d)"),
+    )
+
+
+_STEP = _find(
+    rf"(?:\b|_)(?:step|iteration|iter|batch){_IS}(?P<step>\d{{1,15}})(?![\w.])(?:\s{{0,20}}/\s{{0,20}}(?P<total>\d{{1,15}}))?"
+)
+_EPOCH = _find(rf"\bepoch{_IS}(?P<epoch>\d{{1,9}}(?:\.\d{{1,20}})?)(?:\s{{0,3}}/\s{{0,3}}(?P<epochs>\d{{1,9}}))?")
+_LOSS = _find(
+    rf"(?<!validation )(?<!val )(?<!eval )(?<!test )(?<!\w)(?:train[_/ ])?loss(?:_step)?{_IS}(?P<loss>{_FLOAT})"
+)
+_LR = _find(rf"(?<!\w)(?:lr|learning[_ ]rate){_IS}(?P<lr>{_FLOAT})")
+_RATES = (
+    *_rate("steps_per_second", "(?:steps?|it|iters?|iterations?|batch(?:es)?)"),
+    *_rate("tokens_per_second", "tok(?:en)?s?"),
+    _find(rf"(?<!\w)tps{_IS}(?P<tokens_per_second>{_GROUPED}|{_FLOAT})"),
+    *_rate("samples_per_second", "(?:samples?|examples?|images?|imgs?|seq(?:uence)?s?)"),
+)
+_BAR = r"\|\s*(?P<step>\d{1,15})/(?P<total>\d{1,15}) \["
+_BAR_RATE = _find(
+    r"\[[^]<]{1,40}<[^,\]]{1,40},\s{0,9}(?:(?P<rate>\d{1,15}(?:\.\d{1,9})?)(?P<scale>[kMG]?)(?P<kind>[a-z]{0,20})/s(?![a-z])"
+    r"|(?P<duration>\d{1,15}(?:\.\d{1,9})?)(?P<unit>s)/[a-z])"
+)
+_STEP_TIME = _find(r"(?<![\w.])(?P<duration>\d{1,9})(?P<unit>us|ms|s)/step")
+
+
+def _key(name: str, field: str) -> Pattern[str]:
+    """Create the pattern of an entry of a printed dict, whose value may be a string."""
+    return _find(rf"'{name}': '?(?P<{field}>{_FLOAT})")
+
+
+PROFILES = (
+    Profile("Lightning", _find(r"^\s*Epoch \d{1,9}: .{0,200}\|"), (_find(_BAR), _EPOCH, _LOSS, _LR, _BAR_RATE), True),
+    Profile("tqdm", _find(_BAR), (_find(_BAR), _EPOCH, _LOSS, _LR, _BAR_RATE)),
+    Profile(
+        "Hugging Face Trainer",
+        _find(r"\{'[^']{1,100}': .{1,4000}\}"),
+        (
+            _key("(?:global_)?step", "step"),
+            _key("epoch", "epoch"),
+            _key("loss", "loss"),
+            _key("learning_rate", "lr"),
+            *(_key(f"train_{name}", name) for name in ("steps_per_second", "tokens_per_second", "samples_per_second")),
+        ),
+    ),
+    Profile(
+        "Megatron",
+        _find(r"\biteration\s{1,20}\d{1,15}/\s{0,20}\d{1,15} \|"),
+        (
+            _STEP,
+            _find(rf"elapsed time per iteration \((?P<unit>ms)\): (?P<duration>{_FLOAT})"),
+            _find(r"global batch size:\s{1,20}(?P<batch>\d{1,15})"),
+            _find(rf"\b(?:lm )?loss: (?P<loss>{_FLOAT})"),
+            _find(rf"(?<!decoupled )learning rate: (?P<lr>{_FLOAT})"),
+        ),
+    ),
+    Profile(
+        "DeepSpeed",
+        _find(r"\bglobal_step=\d{1,15}, RunningAvg|\bstep=\d{1,15}, skipped=\d{1,15}, lr="),
+        (
+            _STEP,
+            _find(rf"\bCurrSamplesPerSec=(?P<samples_per_second>{_FLOAT})"),
+            _LR,
+            _find(r"\bepoch=(?P<epoch>\d{1,9})/"),
+        ),
+    ),
+    Profile(
+        "PaddleNLP",
+        _find(r"\bglobal_step: \d{1,15}, "),
+        (_STEP, _find(rf"(?:progress_or_)?epoch: (?P<epoch>{_FLOAT})"), _LOSS, _LR, *_RATES),
+    ),
+    Profile("Paddle", _find(r"^step\s{1,15}\d{1,15}/\d{1,15} (?:\[|- )"), (_STEP, _LOSS, _LR, _STEP_TIME), True),
+    Profile(
+        "Keras",
+        _find(r"^\s{0,15}\d{1,15}/\d{1,15} .{0,200}\b\d{1,9}[mu]?s/(?:step|epoch)"),
+        (_find(r"^\s{0,15}(?P<step>\d{1,15})/(?P<total>\d{1,15}) "), _LOSS, _LR, _STEP_TIME),
+        True,
+    ),
+    Profile("plain", _find(""), (_STEP, _EPOCH, _LOSS, _LR, *_RATES)),
+)
+
+
+def find_metrics(text: str) -> Metrics:
+    """Find the newest value of each number in the whole lines of a text.
+
+    The epoch is in the line of the last step or above it; if no line has a step, in the last line with an epoch. A line ends
+    with a newline or, for bars, a carriage return.
     """
-    whole = text[: max(text.rfind("\n"), text.rfind("\r")) + 1]
-    fallback = None
+    whole = _CODES.sub("", text[: max(text.rfind("\n"), text.rfind("\r")) + 1])
+    found, in_epoch, epoch_after = NOTHING, False, None
     for line in reversed(whole.replace("\r", "\n").split("\n")):
-        steps = _STEP.findall(line) or _BAR.findall(line)
-        epochs = _EPOCH.findall(line)
-        epoch = float(epochs[-1]) if epochs else None
-        if steps:
-            return StepProgress(epoch, float(steps[-1]))
-        if epochs and fallback is None:
-            fallback = StepProgress(epoch, None)
-    return fallback
+        if not line:
+            continue
+        profile = next(one for one in PROFILES if one.mark.search(line))
+        values = _numbers(profile, line)
+        if (
+            found.step is None and values.step is None and values.epoch is not None
+        ):  # perhaps of a later epoch than the step
+            epoch_after = epoch_after or values
+            values = values._replace(epoch=None, epochs=None)
+        elif found.step is None and values.step is not None:
+            in_epoch = profile.in_epoch or values.epoch is not None
+        elif values.step is not None:
+            values = values._replace(total=None, percent=None)  # of an earlier step
+        found = found.or_before(values)
+    if found.step is None and epoch_after is not None:
+        found = found._replace(epoch=epoch_after.epoch, epochs=epoch_after.epochs)
+    return found if found.step is None else found._replace(percent=_percent(found, in_epoch))
+
+
+def find_step(text: str) -> Optional[StepProgress]:
+    """Find the last step in the whole lines of a text, and its epoch; without a step, the last epoch; None without either."""
+    found = find_metrics(text)
+    return None if found.epoch is None and found.step is None else StepProgress(found.epoch, found.step)
+
+
+def _numbers(profile: Profile, line: str) -> Metrics:
+    """Read the numbers of a line: of several values of one number the last, and of the step the one that is the finest."""
+    groups: Dict[str, str] = {}
+    for pattern in profile.numbers:
+        for last in list(pattern.finditer(line))[-1:]:
+            groups.update((name, value) for name, value in last.groupdict().items() if value is not None)
+    values = {name: float(groups[name].replace(",", "")) for name in Metrics._fields if name in groups}
+    if "rate" in groups:
+        kind = _KINDS.get(groups["kind"][:3].lower(), "steps_per_second")
+        values[kind] = float(groups["rate"]) * _SCALES.get(groups["scale"], 1.0)
+    seconds = float(groups["duration"]) * _UNITS[groups["unit"].lower()] if "duration" in groups else 0.0
+    if seconds > 0:
+        values["steps_per_second"] = 1 / seconds
+        values.update({"samples_per_second": float(groups["batch"]) / seconds} if "batch" in groups else {})
+    return checked(values)
+
+
+def checked(values: Dict[str, float]) -> Metrics:
+    """Build a Metrics without the values that are no possible ones: only a loss may be negative, NaN or infinite."""
+    good = {name: value for name, value in values.items() if name == "loss" or 0 <= value <= _LARGEST}
+    return Metrics(**good)
+
+
+def _percent(found: Metrics, in_epoch: bool) -> Optional[float]:
+    """Compute the part of the job that is done, by step and total, or in an epoch also by the number of epochs.
+
+    The first epoch is 1. None if it is not known.
+    """
+    if found.step is None or not found.total:
+        return None
+    part = found.step / found.total
+    if in_epoch:
+        if found.epoch is None or not found.epochs:
+            return None
+        part = (max(found.epoch - 1, 0) + min(part, 1.0)) / found.epochs
+    return round(min(100 * part, 100.0), 2)
+
+
+def _text(value: float) -> str:
+    return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+
+
+class StepRate:
+    """The steps a second of a program, over the last half minute."""
+
+    def __init__(self) -> None:
+        self._seen: List[Tuple[float, float]] = []
+
+    def feed(self, step: float, now: float) -> None:
+        """Record a step that was known at the time `now`. After a smaller step than before, begin anew."""
+        if self._seen and step < self._seen[-1][1]:  # another epoch, another attempt
+            self._seen.clear()
+        if not self._seen or step > self._seen[-1][1]:
+            self._seen.append((now, step))
+        while len(self._seen) > 2 and now - self._seen[1][0] > _WINDOW:
+            del self._seen[0]
+
+    @property
+    def has_steps(self) -> bool:
+        """Whether a step is known."""
+        return bool(self._seen)
+
+    def compute(self, now: float) -> Optional[float]:
+        """Compute the steps a second at the time `now`; None while fewer than two steps are known.
+
+        It falls when no step has come for longer than the known ones took, and is 0.0 after 30 s or three usual gaps between
+        steps, whichever is longer.
+        """
+        if len(self._seen) < 2:
+            return None
+        (first, low), (last, high) = self._seen[0], self._seen[-1]
+        still, gap = now - last, (last - first) / (len(self._seen) - 1)
+        if still > max(_WINDOW, _PATIENCE * gap):
+            return 0.0
+        return (high - low) / (max(last - first, 1e-3) + (still if still > (last - first) else 0.0))

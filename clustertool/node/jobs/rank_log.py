@@ -16,7 +16,7 @@ import stat
 import time
 from typing import Dict, Iterator, NamedTuple, Optional, Tuple
 
-from clustertool.model.job import progress as steps
+from clustertool.model.job.progress import NOTHING, Metrics, find_metrics
 from clustertool.model.paths import CUT, OURS, JobPaths
 from clustertool.node.storage import files
 from clustertool.node.system import mounts
@@ -32,7 +32,7 @@ _LATEST = 1e11  # seconds since the epoch; the laptop refuses a later time
 
 
 class RankProgress(NamedTuple):
-    """The newest epoch and step in a log, None if it has none.
+    """The newest epoch and step in a log, None if it has none, and all numbers in its end.
 
     output: when the log was written last (or made, if it is empty), by this node's clock.
     """
@@ -40,6 +40,7 @@ class RankProgress(NamedTuple):
     epoch: Optional[float]
     step: Optional[float]
     output: float
+    numbers: Metrics = NOTHING
 
 
 class RecordedSize(NamedTuple):
@@ -165,11 +166,11 @@ def end_of(job: int, log: str, most: int) -> Tuple[bytes, float]:
 
 
 def progress(job: int, log: str, most: int) -> Optional[RankProgress]:
-    """Read the newest epoch and step in the last `most` bytes of a log, and when it was written; None if it cannot be read."""
+    """Read the newest numbers in the last `most` bytes of a log, and when it was written; None if it cannot be read."""
     with contextlib.suppress(OSError):
         data, written = end_of(job, log, most)
-        epoch, step = steps.find_step(data.decode("utf-8", "replace")) or (None, None)
-        return RankProgress(epoch, step, round(written, 2))
+        found = find_metrics(data.decode("utf-8", "replace"))
+        return RankProgress(found.epoch, found.step, round(written, 2), found)
     return None
 
 
