@@ -6,6 +6,7 @@ import json
 import time
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from dataclasses import asdict
 from typing import Any
 
 from clustertool.actions.find_jobs import ListedJob, lost_nodes_error, state_text
@@ -15,14 +16,16 @@ from clustertool.model.container.job_container import container_of
 from clustertool.model.hints import PROGRAM
 from clustertool.model.job.node_status import NodeStatus
 from clustertool.model.job.outcome import Outcome
+from clustertool.model.job.progress import plain_number
 from clustertool.model.job.rank_places import unpack
 from clustertool.model.job.state import JobStatus
 from clustertool.model.job.state_names import JobState
 from clustertool.model.shape import to_plain
 from clustertool.model.wire.agent_answers import StatusAnswer
 from clustertool.model.wire.event_types import Event, JobEvent
-from clustertool.show.job_text import blocked_text, firewall_text, resume_text, trouble_text, wait_text
+from clustertool.show.job_text import blocked_text, firewall_text, loss_text, resume_text, trouble_text, wait_text
 from clustertool.show.status_view import rank_note, start_text
+from clustertool.watch.rank_metrics import find_wrong_losses, job_progress, newest_rows, read_rows
 from clustertool.watch.waits import find_blocked, find_firewall, find_waits, lost_coordinator
 
 StatusJson = dict[str, Any]  # the documented answer of `status --json`
@@ -103,13 +106,16 @@ def as_dict(answers: Mapping[int, StatusAnswer], known: Description | None = Non
     usage = {(node, int(pid)): used for node, answer in answers.items() for pid, used in answer["usage"].items()}
     part = found.part
     start = [start_text(part.start)] if part.state is JobState.STARTING else []
+    rows = newest_rows(found, read_rows(found, answers))
+    progress = job_progress(found.processes.values(), rows)
     processes = []
     for key in sorted(found.processes):
         process = found.processes[key]
         mine = usage.get((process.node, process.pid)) if process.state.alive else None
         age = max(time.time() - process.since, 0.1)
         extra = {"cpu": round(100 * mine[0] / age, 1) if mine else None, "memory": mine[1] if mine else None}
-        processes.append({**process.as_dict(), "note": rank_note(process), **extra})
+        numbers = rows[key][-1].numbers.as_dict() if key in rows else {}
+        processes.append({**process.as_dict(), "note": rank_note(process), **extra, "metrics": numbers})
     container = container_of(event for answer in answers.values() for event in answer["events"])
     return {
         "job": found.job,
@@ -123,6 +129,8 @@ def as_dict(answers: Mapping[int, StatusAnswer], known: Description | None = Non
         "command": found.command,
         "container": container.as_dict() if container else None,
         "attempt": found.attempt,
+        "progress": {name: plain_number(value) for name, value in asdict(progress).items()},
+        "warnings": [*map(loss_text, find_wrong_losses(rows))],
         "epochs": [to_plain(epoch) for epoch in found.epochs],
         "processes": processes,
         "nodes": [{**node.as_dict(), "why": trouble_text(node.trouble)} for _, node in sorted(found.nodes.items())],

@@ -27,6 +27,7 @@ from clustertool.watch.news import (
     failed_by_themselves,
     first_culprit,
 )
+from clustertool.watch.rank_metrics import LossWarning
 from clustertool.watch.waits import ConnectWait, Firewall, ListenWait, Wait, away_coordinator
 
 _TEXTS = {
@@ -249,6 +250,12 @@ def victims_line(outcome: Outcome) -> str:
 def ranks_text(keys: Iterable[Key], between: str = ", ") -> str:
     """Format ranks by role: `trainer 0-3, pserver 1`."""
     return between.join(f"{role_name(role)} {ranges(ranks)}" for role, ranks in grouped(keys).items())
+
+
+def loss_text(warning: LossWarning) -> str:
+    """Describe whose loss is wrong."""
+    what = f"the loss of {ranks_text(warning.ranks)} is {warning.loss:.4g}"
+    return what if warning.median is None else f"{what}, where the median of the trainers is {warning.median:.4g}"
 
 
 def remains_text(job: str, left: Mapping[str, Iterable[Key]]) -> str:

@@ -56,6 +56,8 @@ def status_tables(status: Shown, terminal: Terminal, now: float) -> None:
     terminal.line(f"job {status['job']}: {_verdict(status)}", STYLES.get(state, "") or "bold")
     for wait in status["waits"]:
         terminal.line(f"  {wait}", "yellow")
+    for warning in status.get("warnings", ()):
+        terminal.line(f"  {warning}", "yellow")
     if status["advice"]:
         terminal.line(f"  fix: {status['advice']}")
     if status.get("holds_output"):
@@ -125,13 +127,14 @@ def _summary(status: Shown, now: float) -> dict[str, str]:
     states = Counter(str(process["state"]) for process in status["processes"] if process["role"] not in LAUNCHERS)
     steps = sorted(process["step"] for process in status["processes"] if process["step"] is not None)
     reached = f"step {steps[0]:.0f}" + (f" to {steps[-1]:.0f}" if steps[-1] != steps[0] else "") if steps else ""
+    numbers = progress_text(status.get("progress", {}))
     began = status["started"] or status["created"]
     name = status.get("name", "")
     container = status.get("container")
     return {
         "name": name if name != status["job"] else "",
         "ranks": ", ".join(f"{number} {state}" for state, number in states.most_common()),
-        "progress": reached,
+        "progress": ", ".join(filter(None, [reached, numbers])),
         "started": time.strftime("%Y-%m-%d %H:%M:%S %z", time.localtime(began)) if began else "",
         "duration": duration(status, now),
         "user": status["owner"],
@@ -139,6 +142,17 @@ def _summary(status: Shown, now: float) -> dict[str, str]:
         "command": status["command"],
         "image": JobContainer(**container).text if container else "",
     }
+
+
+def progress_text(progress: Shown) -> str:
+    """Describe how far a job is, by `progress` of `status --json`: percentage, time left, loss; "" if nothing is known."""
+    percent, eta, loss = (progress.get(name) for name in ("percent", "eta", "loss"))
+    parts = [
+        "" if percent is None else f"{percent:.1f} %",
+        "" if eta is None else f"about {human_seconds(eta)} left",
+        "" if loss is None else f"loss {float(loss):.4g}",
+    ]
+    return ", ".join(filter(None, parts))
 
 
 def duration(job: Shown, now: float) -> str:

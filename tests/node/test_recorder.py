@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import threading
 import time
@@ -11,8 +12,10 @@ from typing import Any
 
 import pytest
 
+from clustertool.model.job.progress import Metrics, find_metrics
+from clustertool.node.jobs import rank_log
 from clustertool.node.storage import files
-from clustertool.node.supervisor.node_monitor import Book, Running, Sampler, UsageRecorder
+from clustertool.node.supervisor.node_monitor import Book, RankMetrics, Running, Sampler, UsageRecorder
 from clustertool.node.system import processes
 from tests.node import programs as p
 from tests.node.harness import Bench, Job, read, until
@@ -253,3 +256,50 @@ def test_files_of_hostile_neighbours(tmp_path: Path, job_dir: int) -> None:
     recorder.turn([process], [rank])
     recorder.close()
     assert not target.exists()
+
+
+TRAINER, LOG = ("trainer", 0), "log/workerlog.0"
+
+
+def test_numbers_are_recorded_when_they_change(tmp_path: Path, job_dir: int) -> None:
+    metrics = RankMetrics(job_dir)
+    for t, line in enumerate(
+        ("step=10/100 loss=nan", "step=10/100 loss=nan", "saving", "step=20/100", "step=30/100 lr=0.1")
+    ):
+        metrics.take(TRAINER, LOG, 1e9 + 10 * t, find_metrics(f"{line}\n"))
+    metrics.take(TRAINER, "log/attempt1/workerlog.0", 1e9 + 50, find_metrics("step=25/100\n"))
+    metrics.close()
+    rows = list(rank_log.metrics(job_dir))
+    assert [(t - 1e9, log[4:12], one.step, one.percent, one.lr) for t, log, one in rows] == [
+        (0.0, "workerlo", 10, 10.0, None),
+        (30.0, "workerlo", 20, 20.0, None),
+        (40.0, "workerlo", 30, 30.0, 0.1),
+        (50.0, "attempt1", 25, 25.0, None),
+    ]
+    losses = [one.loss for _, _, one in rows]
+    assert all(loss is not None and math.isnan(loss) for loss in losses[:3]), "the newest loss stays"
+    assert losses[3] is None, "another attempt begins without numbers"
+    assert [one.steps_per_second for _, _, one in rows] == [None, pytest.approx(1 / 3, abs=1e-3), 0.5, None]
+    assert [one.eta for _, _, one in rows] == [None, 240.0, 140.0, None]
+    assert metrics.newest == {TRAINER: rows[-1][2]}
+    assert len(list(rank_log.metrics(job_dir, 160))) == 1
+
+
+def test_a_printed_rate_counts(tmp_path: Path, job_dir: int) -> None:
+    metrics = RankMetrics(job_dir)
+    metrics.take(TRAINER, LOG, 1.0, find_metrics("step=1 5 steps/s\n"))
+    metrics.take(TRAINER, LOG, 2.0, find_metrics("step=2\n"))
+    metrics.close()
+    assert metrics.newest[TRAINER] == Metrics(step=2, steps_per_second=5.0)
+
+
+def test_records_of_numbers_that_are_none(tmp_path: Path, job_dir: int) -> None:
+    good = [None, 3, None, None, None, None, "NaN", None, None, None, None]
+    bad = [[1.0, LOG, [1]], [1.0, LOG, None], {"t": 3}, [1.0, LOG, [[]] * 11], [1.0, LOG, ["x"] * 11], [-1, LOG, good]]
+    files.create(
+        job_dir, ".clustertool/metrics.jsonl", b"".join(json.dumps(one).encode() + b"\n" for one in bad) + b"[1"
+    )
+    assert list(rank_log.metrics(job_dir)) == []
+    files.create(job_dir, ".clustertool/metrics.jsonl", json.dumps([2.0, LOG, good]).encode() + b"\n", exclusive=False)
+    ((t, log, numbers),) = rank_log.metrics(job_dir)
+    assert (t, log, numbers.step) == (2.0, LOG, 3)

@@ -15,7 +15,7 @@ LINES = {
     # workspaces/word2vec of this project
     ("plain", "epoch=23 step=1989 loss=2.0506 pairs/s=100494"): Metrics(epoch=23, step=1989, loss=2.0506),
     ("plain", "step 12/100 loss nan lr=1e-4 1200.5 tokens/s"): Metrics(
-        step=12, total=100, percent=12.0, loss=math.nan, lr=1e-4, tokens_per_second=1200.5
+        step=12, total_steps=100, percent=12.0, loss=math.nan, lr=1e-4, tokens_per_second=1200.5
     ),
     # pytorch/examples mnist/main.py, 2024
     ("plain", "Train Epoch: 3 [1280/60000 (2%)]\tLoss: 0.302511"): Metrics(epoch=3, loss=0.302511),
@@ -26,13 +26,13 @@ LINES = {
     ): (Metrics(step=10, loss=7.9361, tokens_per_second=12345)),
     # tqdm 4.70.1, std.py: format_meter()
     ("tqdm", "train:  45%|████▌     | 450/1000 [00:10<00:12, 45.00it/s, loss=0.31]"): Metrics(
-        step=450, total=1000, percent=45.0, loss=0.31, steps_per_second=45.0
+        step=450, total_steps=1000, percent=45.0, loss=0.31, steps_per_second=45.0
     ),
     ("tqdm", "  0%|          | 3/1000 [00:10<55:23,  3.33s/it]"): Metrics(
-        step=3, total=1000, percent=0.3, steps_per_second=1 / 3.33
+        step=3, total_steps=1000, percent=0.3, steps_per_second=1 / 3.33
     ),
     ("tqdm", " 45%|####5     | 450/1000 [00:10<00:12, 4.50ktok/s]"): Metrics(
-        step=450, total=1000, percent=45.0, tokens_per_second=4500.0
+        step=450, total_steps=1000, percent=45.0, tokens_per_second=4500.0
     ),
     # transformers 5.24.0, trainer_callback.py: ProgressCallback (the values are strings) and PrinterCallback
     ("Hugging Face Trainer", "{'loss': '0.5123', 'grad_norm': '1.25', 'learning_rate': '1.5e-05', 'epoch': '0.25'}"): (
@@ -49,7 +49,7 @@ LINES = {
     ): Metrics(epoch=3, steps_per_second=10.9, samples_per_second=87.2),
     # lightning 2.6.6, callbacks/progress/tqdm_progress.py: BAR_FORMAT
     ("Lightning", "Epoch 3:  16%|█▌        | 10/64 [00:10<00:54,  1.00it/s, v_num=0, train_loss=0.123]"): Metrics(
-        epoch=3, step=10, total=64, loss=0.123, steps_per_second=1.0
+        epoch=3, step=10, total_steps=64, loss=0.123, steps_per_second=1.0
     ),
     # Megatron-LM, main of November 2025, training/training.py: training_log()
     (
@@ -58,7 +58,7 @@ LINES = {
         "(ms): 500.0 | throughput per GPU (TFLOP/s/GPU): 180.2 | learning rate: 1.500000E-04 | global batch size:    16 | "
         "lm loss: 1.034567E+01 | loss scale: 1.0 | grad norm: 2.345 | number of skipped iterations:   0 |",
     ): Metrics(
-        step=20, total=500000, percent=0.0, loss=10.34567, lr=1.5e-4, steps_per_second=2.0, samples_per_second=32.0
+        step=20, total_steps=500000, percent=0.0, loss=10.34567, lr=1.5e-4, steps_per_second=2.0, samples_per_second=32.0
     ),
     # deepspeed 0.19.8, utils/timer.py: ThroughputTimer, and runtime/engine.py: _report_progress()
     (
@@ -77,16 +77,16 @@ LINES = {
     (
         "Paddle",
         "step  10/469 [..............................] - loss: 2.2876 - acc: 0.1 - ETA: 5s - 12ms/step",
-    ): Metrics(step=10, total=469, loss=2.2876, steps_per_second=1 / 0.012),
+    ): Metrics(step=10, total_steps=469, loss=2.2876, steps_per_second=1 / 0.012),
     ("Paddle", "step 20/469 - loss: 1.9301 - acc: 0.3 - 2s/step"): Metrics(
-        step=20, total=469, loss=1.9301, steps_per_second=0.5
+        step=20, total_steps=469, loss=1.9301, steps_per_second=0.5
     ),
     # keras 3.15.1, utils/progbar.py: verbose 1, as it is printed into a file, and verbose 2
     ("Keras", f"\x1b[1m12/64\x1b[0m {BAR} \x1b[1m1s\x1b[0m 25ms/step - accuracy: 0.5 - loss: 1.2500  \b\b\b"): Metrics(
-        step=12, total=64, loss=1.25, steps_per_second=40.0
+        step=12, total_steps=64, loss=1.25, steps_per_second=40.0
     ),
     ("Keras", "64/64 - 1s - 10ms/step - accuracy: 0.5000 - loss: 1.2500 - val_loss: 9.0"): Metrics(
-        step=64, total=64, loss=1.25, steps_per_second=100.0
+        step=64, total_steps=64, loss=1.25, steps_per_second=100.0
     ),
 }
 
@@ -128,8 +128,8 @@ def test_numbers_of_several_lines() -> None:
 
 
 def test_what_a_program_does_not_print_any_more_stays() -> None:
-    before = Metrics(step=2, total=4, percent=50.0, loss=0.5)
-    assert find_metrics("step=3/4\n").after(before) == Metrics(step=3, total=4, percent=75.0, loss=0.5)
+    before = Metrics(step=2, total_steps=4, percent=50.0, loss=0.5)
+    assert find_metrics("step=3/4\n").after(before) == Metrics(step=3, total_steps=4, percent=75.0, loss=0.5)
     assert find_metrics("saving\n").after(before) == before
 
 

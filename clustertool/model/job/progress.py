@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import re
-from typing import Dict, List, NamedTuple, Optional, Pattern, Sequence, Tuple, Union
+from typing import Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple, Union
 
 _IS = r"""['"]?\s{0,20}[=:#]?\s{0,20}['"\[(]{0,2}\s{0,20}"""  # between a name and its value
 _FLOAT = r"[-+]?(?:\d{1,15}(?:\.\d{0,20})?(?:e[-+]?\d{1,3})?|nan|inf(?:inity)?)(?!\.?\w)"
@@ -21,6 +21,7 @@ _UNITS = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
 _KINDS = {"tok": "tokens_per_second", "sam": "samples_per_second", "exa": "samples_per_second"}
 _LARGEST = 1e18
 _CODES = re.compile(r"\x1b\[[\d;]{0,20}[A-Za-z]|\x08")  # colours, and the backspaces of bars
+_MORE = 20  # lines above that of the last step, in which other numbers are searched
 _WINDOW = 30.0  # seconds in which the speed of a program is measured
 _PATIENCE = 3.0  # of its own gaps between two steps
 
@@ -28,14 +29,14 @@ _PATIENCE = 3.0  # of its own gaps between two steps
 class Metrics(NamedTuple):
     """The newest numbers that a program has printed; None for one that it does not print. A loss may be NaN or infinite.
 
-    total: the steps of the job, or of an epoch where `step` counts in one; epochs: of the job. percent: of the whole job. eta:
+    total_steps: of the job, or of an epoch where `step` counts in one. total_epochs: of the job. percent: of the whole job. eta:
     seconds to its end.
     """
 
     epoch: Optional[float] = None
     step: Optional[float] = None
-    total: Optional[float] = None
-    epochs: Optional[float] = None
+    total_steps: Optional[float] = None
+    total_epochs: Optional[float] = None
     percent: Optional[float] = None
     eta: Optional[float] = None
     loss: Optional[float] = None
@@ -55,161 +56,118 @@ class Metrics(NamedTuple):
             return known
         return known._replace(percent=_percent(known, in_epoch=True))
 
-    def as_row(self) -> List[Union[float, str, None]]:
+    @classmethod
+    def of_row(cls, row: object) -> Metrics:
+        """Build them from the result of as_row(); impossible values are left out.
+
+        Raises ValueError, TypeError or OverflowError for what is none."""
+        if not isinstance(row, list) or len(row) != len(cls._fields):
+            raise ValueError(f"a row of {len(cls._fields)} numbers is expected")
+        return checked({name: float(value) for name, value in zip(cls._fields, row) if value is not None})
+
+    def as_row(self) -> List[object]:
         """Convert to a list for JSON, which has no NaN and no infinity: they are strings, as float() reads them."""
-        return [value if value is None or math.isfinite(value) else _text(value) for value in self]
+        return list(map(plain_number, self))
+
+    def as_dict(self) -> Dict[str, object]:
+        """Convert to an object for JSON, as as_row() does."""
+        return dict(zip(self._fields, self.as_row()))
 
 
 NOTHING = Metrics()
-
-
-class StepProgress(NamedTuple):
-    """The epoch and the step that a program has printed last; None for one that it does not print."""
-
-    epoch: Optional[float]
-    step: Optional[float]
 
 
 class Profile(NamedTuple):
     """The lines of a program. in_epoch: its steps count in an epoch, so a part of them is no part of the job."""
 
     name: str
-    mark: Pattern[str]
-    numbers: Sequence[Pattern[str]]
+    mark: str
+    numbers: Sequence[str]
     in_epoch: bool = False
 
 
-def _find(pattern: str) -> Pattern[str]:
-    return re.compile(f"(?i){pattern}")
+_PER_SECOND = ("steps_per_second", "tokens_per_second", "samples_per_second")
+_COUNTED = (r"(?:steps?|it|iters?|iterations?|batch(?:es)?)", "tok(?:en)?s?", "(?:samples?|examples?|images?|imgs?)")
 
 
-def _rate(field: str, names: str) -> Tuple[Pattern[str], ...]:
-    """Create the patterns of a rate: its name before its value, and after it. names: of what is counted."""
-    name = rf"{names}(?:_per_sec(?:ond)?|/s(?:ec(?:ond)?)?)(?![a-z/])"
-    prefix = r"(?<!\w)(?:train_|interval_|avg_)?"
-    return (
-        _find(rf"{prefix}{name}{_IS}(?P<{field}>{_GROUPED}|{_FLOAT})"),
-        _find(rf"(?<![\w.,])(?P<{field}>{_GROUPED}|{_FLOAT}) ?{name}(?!{_IS}[-+]?\d)"),
-    )
+def _rates() -> Iterator[str]:
+    """Yield the patterns of rates: the name before its value, and after it."""
+    for field, names in zip(_PER_SECOND, _COUNTED):
+        name = rf"{names}(?:_per_sec(?:ond)?|/s(?:ec(?:ond)?)?)(?![a-z/])"
+        yield rf"(?<!\w)(?:train_|interval_|avg_)?{name}{_IS}(?P<{field}>{_GROUPED}|{_FLOAT})"
+        yield rf"(?<![\w.,])(?P<{field}>{_GROUPED}|{_FLOAT}) ?{name}(?!{_IS}[-+]?\d)"
+    yield rf"(?<!\w)tps{_IS}(?P<tokens_per_second>{_GROUPED}|{_FLOAT})"
 
 
-_STEP = _find(
-    rf"(?:\b|_)(?:step|iteration|iter|batch){_IS}(?P<step>\d{{1,15}})(?![\w.])(?:\s{{0,20}}/\s{{0,20}}(?P<total>\d{{1,15}}))?"
+_OF = r"(?:\s{0,20}/\s{0,20}(?P<total_steps>\d{1,15}))?"
+_STEP = rf"(?:\b|_)(?:step|iteration|iter|batch){_IS}(?P<step>\d{{1,15}})(?![\w.]){_OF}"
+_EPOCH = rf"\bepoch{_IS}(?P<epoch>\d{{1,9}}(?:\.\d{{1,20}})?)(?:\s{{0,3}}/\s{{0,3}}(?P<total_epochs>\d{{1,9}}))?"
+_NO_LOSS = "".join(f"(?<!{word} )" for word in ("validation", "val", "eval", "test"))
+_LOSS = rf"{_NO_LOSS}(?<!\w)(?:train[_/ ])?loss(?:_step)?{_IS}(?P<loss>{_FLOAT})"
+_LR = rf"(?<!\w)(?:lr|learning[_ ]rate){_IS}(?P<lr>{_FLOAT})"
+_RATES = tuple(_rates())
+_BAR = r"\|\s*(?P<step>\d{1,15})/(?P<total_steps>\d{1,15}) \["
+_BAR_RATE = r"(?P<rate>\d{1,15}(?:\.\d{1,9})?)(?P<scale>[kMG]?)(?P<kind>[a-z]{0,20})/s(?![a-z])"
+_BAR_TIME = r"(?P<duration>\d{1,15}(?:\.\d{1,9})?)(?P<unit>s)/[a-z]"
+_OF_BAR = (_BAR, _EPOCH, _LOSS, _LR, rf"\[[^]<]{{1,40}}<[^,\]]{{1,40}},\s{{0,9}}(?:{_BAR_RATE}|{_BAR_TIME})")
+_STEP_TIME = r"(?<![\w.])(?P<duration>\d{1,9})(?P<unit>us|ms|s)/step"
+_KEYS = {"(?:global_)?step": "step", "epoch": "epoch", "loss": "loss", "learning_rate": "lr"}
+_KEYS.update((f"train_{field}", field) for field in _PER_SECOND)
+_OF_DICT = tuple(rf"'{name}': '?(?P<{field}>{_FLOAT})" for name, field in _KEYS.items())  # a value may be a string
+_OF_MEGATRON = (
+    rf"elapsed time per iteration \((?P<unit>ms)\): (?P<duration>{_FLOAT})",
+    r"global batch size:\s{1,20}(?P<batch>\d{1,15})",
+    rf"\b(?:lm )?loss: (?P<loss>{_FLOAT})",
+    rf"(?<!decoupled )learning rate: (?P<lr>{_FLOAT})",
 )
-_EPOCH = _find(rf"\bepoch{_IS}(?P<epoch>\d{{1,9}}(?:\.\d{{1,20}})?)(?:\s{{0,3}}/\s{{0,3}}(?P<epochs>\d{{1,9}}))?")
-_LOSS = _find(
-    rf"(?<!validation )(?<!val )(?<!eval )(?<!test )(?<!\w)(?:train[_/ ])?loss(?:_step)?{_IS}(?P<loss>{_FLOAT})"
-)
-_LR = _find(rf"(?<!\w)(?:lr|learning[_ ]rate){_IS}(?P<lr>{_FLOAT})")
-_RATES = (
-    *_rate("steps_per_second", "(?:steps?|it|iters?|iterations?|batch(?:es)?)"),
-    *_rate("tokens_per_second", "tok(?:en)?s?"),
-    _find(rf"(?<!\w)tps{_IS}(?P<tokens_per_second>{_GROUPED}|{_FLOAT})"),
-    *_rate("samples_per_second", "(?:samples?|examples?|images?|imgs?|seq(?:uence)?s?)"),
-)
-_BAR = r"\|\s*(?P<step>\d{1,15})/(?P<total>\d{1,15}) \["
-_BAR_RATE = _find(
-    r"\[[^]<]{1,40}<[^,\]]{1,40},\s{0,9}(?:(?P<rate>\d{1,15}(?:\.\d{1,9})?)(?P<scale>[kMG]?)(?P<kind>[a-z]{0,20})/s(?![a-z])"
-    r"|(?P<duration>\d{1,15}(?:\.\d{1,9})?)(?P<unit>s)/[a-z])"
-)
-_STEP_TIME = _find(r"(?<![\w.])(?P<duration>\d{1,9})(?P<unit>us|ms|s)/step")
+_OF_DEEPSPEED = (rf"\bCurrSamplesPerSec=(?P<samples_per_second>{_FLOAT})", r"\bepoch=(?P<epoch>\d{1,9})/")
+_KERAS = r"^\s{0,15}(?P<step>\d{1,15})/(?P<total_steps>\d{1,15}) "
 
-
-def _key(name: str, field: str) -> Pattern[str]:
-    """Create the pattern of an entry of a printed dict, whose value may be a string."""
-    return _find(rf"'{name}': '?(?P<{field}>{_FLOAT})")
-
-
+# The patterns are compiled when they are first used: an agent that reads no log need not wait for it (10 ms).
 PROFILES = (
-    Profile("Lightning", _find(r"^\s*Epoch \d{1,9}: .{0,200}\|"), (_find(_BAR), _EPOCH, _LOSS, _LR, _BAR_RATE), True),
-    Profile("tqdm", _find(_BAR), (_find(_BAR), _EPOCH, _LOSS, _LR, _BAR_RATE)),
+    Profile("Lightning", r"^\s*Epoch \d{1,9}: .{0,200}\|", _OF_BAR, in_epoch=True),
+    Profile("tqdm", _BAR, _OF_BAR),
+    Profile("Hugging Face Trainer", r"\{'[^']{1,100}': .{1,4000}\}", _OF_DICT),
+    Profile("Megatron", r"\biteration\s{1,20}\d{1,15}/\s{0,20}\d{1,15} \|", (_STEP, *_OF_MEGATRON)),
+    Profile("DeepSpeed", r"\bglobal_step=\d+, RunningAvg|\bstep=\d+, skipped=\d+, lr=", (_STEP, _LR, *_OF_DEEPSPEED)),
+    Profile("PaddleNLP", r"\bglobal_step: \d{1,15}, ", (_STEP, rf"epoch: (?P<epoch>{_FLOAT})", _LOSS, _LR, *_RATES)),
+    Profile("Paddle", r"^step\s{1,15}\d{1,15}/\d{1,15} (?:\[|- )", (_STEP, _LOSS, _LR, _STEP_TIME), in_epoch=True),
     Profile(
-        "Hugging Face Trainer",
-        _find(r"\{'[^']{1,100}': .{1,4000}\}"),
-        (
-            _key("(?:global_)?step", "step"),
-            _key("epoch", "epoch"),
-            _key("loss", "loss"),
-            _key("learning_rate", "lr"),
-            *(_key(f"train_{name}", name) for name in ("steps_per_second", "tokens_per_second", "samples_per_second")),
-        ),
+        "Keras", rf"{_KERAS}.{{0,200}}\b\d{{1,9}}[mu]?s/(?:step|epoch)", (_KERAS, _LOSS, _LR, _STEP_TIME), in_epoch=True
     ),
-    Profile(
-        "Megatron",
-        _find(r"\biteration\s{1,20}\d{1,15}/\s{0,20}\d{1,15} \|"),
-        (
-            _STEP,
-            _find(rf"elapsed time per iteration \((?P<unit>ms)\): (?P<duration>{_FLOAT})"),
-            _find(r"global batch size:\s{1,20}(?P<batch>\d{1,15})"),
-            _find(rf"\b(?:lm )?loss: (?P<loss>{_FLOAT})"),
-            _find(rf"(?<!decoupled )learning rate: (?P<lr>{_FLOAT})"),
-        ),
-    ),
-    Profile(
-        "DeepSpeed",
-        _find(r"\bglobal_step=\d{1,15}, RunningAvg|\bstep=\d{1,15}, skipped=\d{1,15}, lr="),
-        (
-            _STEP,
-            _find(rf"\bCurrSamplesPerSec=(?P<samples_per_second>{_FLOAT})"),
-            _LR,
-            _find(r"\bepoch=(?P<epoch>\d{1,9})/"),
-        ),
-    ),
-    Profile(
-        "PaddleNLP",
-        _find(r"\bglobal_step: \d{1,15}, "),
-        (_STEP, _find(rf"(?:progress_or_)?epoch: (?P<epoch>{_FLOAT})"), _LOSS, _LR, *_RATES),
-    ),
-    Profile("Paddle", _find(r"^step\s{1,15}\d{1,15}/\d{1,15} (?:\[|- )"), (_STEP, _LOSS, _LR, _STEP_TIME), True),
-    Profile(
-        "Keras",
-        _find(r"^\s{0,15}\d{1,15}/\d{1,15} .{0,200}\b\d{1,9}[mu]?s/(?:step|epoch)"),
-        (_find(r"^\s{0,15}(?P<step>\d{1,15})/(?P<total>\d{1,15}) "), _LOSS, _LR, _STEP_TIME),
-        True,
-    ),
-    Profile("plain", _find(""), (_STEP, _EPOCH, _LOSS, _LR, *_RATES)),
+    Profile("plain", "", (_STEP, _EPOCH, _LOSS, _LR, *_RATES)),
 )
 
 
 def find_metrics(text: str) -> Metrics:
-    """Find the newest value of each number in the whole lines of a text.
+    """Find the newest value of each number in the whole lines of a text, at most 20 lines above that of the last step.
 
     The epoch is in the line of the last step or above it; if no line has a step, in the last line with an epoch. A line ends
     with a newline or, for bars, a carriage return.
     """
     whole = _CODES.sub("", text[: max(text.rfind("\n"), text.rfind("\r")) + 1])
-    found, in_epoch, epoch_after = NOTHING, False, None
-    for line in reversed(whole.replace("\r", "\n").split("\n")):
-        if not line:
-            continue
-        profile = next(one for one in PROFILES if one.mark.search(line))
+    found, later, in_epoch, left = NOTHING, NOTHING, False, _MORE
+    for line in filter(None, reversed(whole.replace("\r", "\n").split("\n"))):
+        left -= found.step is not None
+        if not left:
+            break
+        profile = next(one for one in PROFILES if re.search(one.mark, line, re.I))
         values = _numbers(profile, line)
-        if (
-            found.step is None and values.step is None and values.epoch is not None
-        ):  # perhaps of a later epoch than the step
-            epoch_after = epoch_after or values
-            values = values._replace(epoch=None, epochs=None)
-        elif found.step is None and values.step is not None:
-            in_epoch = profile.in_epoch or values.epoch is not None
+        if found.step is not None:
+            values = values._replace(total_steps=None)  # of an earlier step
         elif values.step is not None:
-            values = values._replace(total=None, percent=None)  # of an earlier step
+            in_epoch = profile.in_epoch or values.epoch is not None
+        else:  # an epoch may be a later one than that of the step
+            later, values = later.or_before(values), values._replace(epoch=None, epochs=None)
         found = found.or_before(values)
-    if found.step is None and epoch_after is not None:
-        found = found._replace(epoch=epoch_after.epoch, epochs=epoch_after.epochs)
-    return found if found.step is None else found._replace(percent=_percent(found, in_epoch))
-
-
-def find_step(text: str) -> Optional[StepProgress]:
-    """Find the last step in the whole lines of a text, and its epoch; without a step, the last epoch; None without either."""
-    found = find_metrics(text)
-    return None if found.epoch is None and found.step is None else StepProgress(found.epoch, found.step)
+    return later if found.step is None else found._replace(percent=_percent(found, in_epoch))
 
 
 def _numbers(profile: Profile, line: str) -> Metrics:
     """Read the numbers of a line: of several values of one number the last, and of the step the one that is the finest."""
     groups: Dict[str, str] = {}
     for pattern in profile.numbers:
-        for last in list(pattern.finditer(line))[-1:]:
+        for last in list(re.finditer(pattern, line, re.I))[-1:]:
             groups.update((name, value) for name, value in last.groupdict().items() if value is not None)
     values = {name: float(groups[name].replace(",", "")) for name in Metrics._fields if name in groups}
     if "rate" in groups:
@@ -229,21 +187,24 @@ def checked(values: Dict[str, float]) -> Metrics:
 
 
 def _percent(found: Metrics, in_epoch: bool) -> Optional[float]:
-    """Compute the part of the job that is done, by step and total, or in an epoch also by the number of epochs.
+    """Compute the part of the job that is done, by step and total_steps, or in an epoch also by the number of epochs.
 
     The first epoch is 1. None if it is not known.
     """
-    if found.step is None or not found.total:
+    if found.step is None or not found.total_steps:
         return None
-    part = found.step / found.total
+    part = found.step / found.total_steps
     if in_epoch:
-        if found.epoch is None or not found.epochs:
+        if found.epoch is None or not found.total_epochs:
             return None
-        part = (max(found.epoch - 1, 0) + min(part, 1.0)) / found.epochs
+        part = (max(found.epoch - 1, 0) + min(part, 1.0)) / found.total_epochs
     return round(min(100 * part, 100.0), 2)
 
 
-def _text(value: float) -> str:
+def plain_number(value: Optional[float]) -> Union[float, str, None]:
+    """Return a number as JSON can have it: "NaN", "Infinity" and "-Infinity" are strings, as protobuf writes them."""
+    if value is None or math.isfinite(value):
+        return value
     return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
 
 

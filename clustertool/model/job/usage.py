@@ -1,4 +1,4 @@
-"""This module decides which lines of usage.jsonl and growth.jsonl are kept, and thins them.
+"""This module decides which lines of usage.jsonl, growth.jsonl and metrics.jsonl are kept, and thins them.
 
 usage.jsonl has one JSON object per line, written every few seconds while ranks run:
 
@@ -13,6 +13,9 @@ CPU is a sum that grows, so the mean between any two lines that are kept is exac
 growth.jsonl has a line [time, log, size] when a log has grown, at most two a second for each log. `inv logs` merges ranks by
 them, and has the times of lines from them. Of a job of weeks some thousand lines remain for each log, so these times are less
 exact for old output.
+
+metrics.jsonl has a line [time, log, numbers] when a number has changed that the rank of this log prints, at most one in 2 s:
+Metrics.as_row() of model/job/progress.py. `inv metrics` and the report have their curves from them.
 """
 
 from __future__ import annotations
@@ -61,7 +64,7 @@ def lines_to_keep(times: Sequence[float], now: float) -> List[int]:
 
 
 def thin_out(data: bytes, now: float) -> bytes:
-    """Return usage.jsonl or growth.jsonl without the lines that lines_to_keep() does not choose, and without invalid ones.
+    """Return one of these files without the lines that lines_to_keep() does not choose, and without invalid ones.
 
     The last line of each log stays: what is behind it in the log has no time.
     """

@@ -6,7 +6,7 @@ for type checking only.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Dict, Optional, Tuple, TypedDict
+from typing import Annotated, Any, Dict, List, Optional, Tuple, TypedDict
 
 from clustertool.model import field_types as fields
 from clustertool.model.facts import ContainerFacts, Facts
@@ -92,7 +92,13 @@ class BasesAnswer(Answer):
     bases: fields.PerNode[fields.BaseName]
 
 
-class StatusAnswer(Answer):
+class MetricsAnswer(Answer, total=False):
+    """The numbers that ranks have printed: of STATUS the newest ones of each rank, of METRICS their curves."""
+
+    metrics: Annotated[List[fields.RankMetrics], 250_000]
+
+
+class StatusAnswer(MetricsAnswer):
     """What a node knows of one job: its events, and its processes as they are now."""
 
     node: fields.NodeIndex

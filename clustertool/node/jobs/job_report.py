@@ -9,16 +9,18 @@ import contextlib
 import json
 import os
 import time
-from typing import TYPE_CHECKING, Dict, List, Mapping, Sequence, Tuple
+from collections import deque
+from typing import TYPE_CHECKING, Deque, Dict, Iterator, List, Mapping, Sequence, Tuple, TypedDict
 
 from clustertool.errors import NotFound
-from clustertool.model.job import progress as steps
 from clustertool.model.job import usage
 from clustertool.model.job.attempts import ProcessStatus
 from clustertool.model.job.outcome import Key
+from clustertool.model.job.progress import NOTHING, Metrics, find_metrics
 from clustertool.model.job.state import ranks_of
 from clustertool.model.job.state_names import RankState
-from clustertool.model.paths import CUT, OURS
+from clustertool.model.paths import CUT, OURS, JobPaths
+from clustertool.node.jobs import rank_log
 from clustertool.node.jobs.queries import record_of
 from clustertool.node.jobs.rank_log import RankLog, last_lines, progress
 from clustertool.node.jobs.records import Record
@@ -27,7 +29,7 @@ from clustertool.node.system import processes
 from clustertool.node.system.node_context import NodeContext, step
 
 if TYPE_CHECKING:
-    from clustertool.model.field_types import RankOutput
+    from clustertool.model.field_types import RankMetrics, RankOutput
     from clustertool.model.wire import agent_answers as answers
     from clustertool.model.wire import agent_requests as requests
 
@@ -39,6 +41,16 @@ _SEARCHED = 400  # lines of a failed rank, which are searched for a traceback
 _FAILED = 4  # failed ranks of a node with long excerpts; more of them usually failed alike
 _Lines = List[usage.UsageLine]
 _LONGEST = 2000  # characters of a command
+_NEWEST = 1 << 17  # bytes of metrics.jsonl in which the newest numbers of ranks are
+_FEW = 5  # newest records of a rank
+_Attempt = Tuple[str, int, int]  # role, rank, number
+
+
+class _Output(TypedDict):
+    """The part of a StatusAnswer about what ranks have printed."""
+
+    output: List[RankOutput]
+    metrics: List[RankMetrics]
 
 
 def status(node: NodeContext, request: requests.JobRequest) -> answers.StatusAnswer:
@@ -52,7 +64,7 @@ def status(node: NodeContext, request: requests.JobRequest) -> answers.StatusAns
 def _collect_status(record: Record) -> answers.StatusAnswer:
     """Collect the answer of status(): a record's events, heartbeat and output, and the usage of its ranks' main processes.
 
-    {node, dir, heartbeat, events, output, supervised, unknown, usage: {pid: (CPU seconds, bytes)}}.
+    {node, dir, heartbeat, events, output, metrics, supervised, unknown, usage: {pid: (CPU seconds, bytes)}}.
     """
     events = record.events() or [record.first_event()]
     ranks = ranks_of(events)
@@ -63,7 +75,7 @@ def _collect_status(record: Record) -> answers.StatusAnswer:
         "dir": record.paths.dir,
         "heartbeat": record.heartbeat(),
         "events": events,
-        "output": _read_output(record, ranks),
+        **_read_output(record, ranks),
         "supervised": record.supervised(),
         "unknown": record.unknown(),
         "usage": {str(pid): (found.cpu, found.memory) for pid, found in living if found},
@@ -75,6 +87,38 @@ def report(node: NodeContext, request: requests.ReportRequest) -> answers.Report
     record = record_of(node, request["job"])
     found = _collect_status(record)
     return {**found, "now": time.time(), **_summarize_usage(record, ranks_of(found["events"]), request["points"])}
+
+
+def metrics(node: NodeContext, request: requests.ReportRequest) -> answers.MetricsAnswer:
+    """Collect the numbers that each rank has printed in each attempt, at most `points` of an attempt, the newest included.
+
+    Raises NotFound without the job or its directory, PreflightError if its record is unusable.
+    """
+    record = record_of(node, request["job"])
+    ranks = ranks_of(record.events())
+    found: Dict[_Attempt, List[Tuple[float, Metrics]]] = {}
+    with files.closing(files.open_job_dir(record.paths.dir)) as job:
+        for attempt, t, numbers in _recorded_metrics(job, ranks):
+            found.setdefault(attempt, []).append((t, numbers))
+    for role, rank, number, t, row in _read_output(record, ranks)["metrics"]:  # what the last record does not have
+        rows = found.setdefault((role, rank, number), [])
+        if not rows or rows[-1][1].as_row() != row:
+            rows.append((t, Metrics.of_row(row)))
+    for attempt, rows in found.items():
+        every = -(-len(rows) // max(1, request["points"]))
+        found[attempt] = rows[::-1][::every][::-1]
+    return {"metrics": [(*attempt, t, one.as_row()) for attempt, rows in found.items() for t, one in rows]}
+
+
+def _recorded_metrics(
+    job: int, ranks: Sequence[ProcessStatus], most: int = -1
+) -> Iterator[Tuple[_Attempt, float, Metrics]]:
+    """Yield the recorded numbers of attempts of these ranks, with their times. most: see rank_log.metrics()."""
+    attempts = [(*rank.key, number) for rank in ranks for number in range(rank.attempt + 1)]
+    logs = {JobPaths.log(*attempt): attempt for attempt in attempts}
+    for t, log, numbers in rank_log.metrics(job, most):
+        if log in logs:
+            yield logs[log], t, numbers
 
 
 def tail(node: NodeContext, request: requests.TailRequest) -> answers.TailAnswer:
@@ -202,8 +246,8 @@ def _log_curve(job: int, name: str, sizes: Sequence[Tuple[float, int]]) -> answe
         found = []
         for t, end in places:
             start = max(0, end - _PIECE)
-            last = steps.find_step(log.pread(end - start, start).decode("utf-8", "replace"))
-            if last is not None:
+            last = find_metrics(log.pread(end - start, start).decode("utf-8", "replace"))
+            if last.epoch is not None or last.step is not None:
                 found.append((round(t, 2), last.epoch, last.step))
         return {"log_size": size, "progress": found}
 
@@ -244,15 +288,25 @@ def _read_plan(job: int) -> answers.JobPlan:
     return {"policy": spec["policy"], "work_dir": spec["work_dir"], "processes": ranks}
 
 
-def _read_output(record: Record, ranks: Sequence[ProcessStatus]) -> List[RankOutput]:
-    """Read the progress of each rank that was started, from its last attempt's log: (role, rank, epoch, step, time).
+def _read_output(record: Record, ranks: Sequence[ProcessStatus]) -> _Output:
+    """Read the progress of each rank that was started, from its last attempt's log, and its newest numbers: {output, metrics}.
 
-    The time is that of the last write. Ranks whose log cannot be read are left out.
+    Up to five records of numbers of a rank, the newest last; it includes what the log has. The times are those of the last
+    write. Ranks whose log cannot be read are left out.
     """
-    logs = {rank.key: record.paths.log(*rank.key, rank.attempt) for rank in ranks if rank.pid}
-    found: List[RankOutput] = []
+    output: List[RankOutput] = []
+    rows: List[RankMetrics] = []
     with contextlib.suppress(NotFound):  # a program has removed the directory
         with files.closing(files.open_job_dir(record.paths.dir)) as job:
-            read = [(key, progress(job, log, _PIECE)) for key, log in logs.items()]
-            found = [(*key, *now) for key, now in read if now is not None]
-    return found
+            before: Dict[_Attempt, Deque[Tuple[float, Metrics]]] = {}
+            for attempt, t, numbers in _recorded_metrics(job, ranks, _NEWEST):
+                before.setdefault(attempt, deque(maxlen=_FEW)).append((t, numbers))
+            for rank in filter(lambda rank: rank.pid, ranks):
+                now = progress(job, record.paths.log(*rank.key, rank.attempt), _PIECE)
+                if now is not None:
+                    output.append((*rank.key, *now[:3]))
+                    attempt = (*rank.key, rank.attempt)
+                    known = before.get(attempt, deque([(now.output, NOTHING)]))
+                    newest = now.output, now.numbers.after(known[-1][1])
+                    rows += [(*attempt, t, one.as_row()) for t, one in (*known, newest) if one != NOTHING]
+    return {"output": output, "metrics": rows}

@@ -14,10 +14,10 @@ import json
 import os
 import stat
 import time
-from typing import Dict, Iterator, NamedTuple, Optional, Tuple
+from typing import Any, Dict, Iterator, NamedTuple, Optional, Tuple
 
 from clustertool.model.job.progress import NOTHING, Metrics, find_metrics
-from clustertool.model.paths import CUT, OURS, JobPaths
+from clustertool.model.paths import CUT, METRICS, OURS, JobPaths
 from clustertool.node.storage import files
 from clustertool.node.system import mounts
 
@@ -215,18 +215,38 @@ def growth(job: int) -> Iterator[Tuple[float, str, int]]:
 
     job: the descriptor of the job's directory.
     """
+    for t, name, size in _records_of_logs(job, f"{OURS}/growth.jsonl"):
+        with contextlib.suppress(ValueError, TypeError, OverflowError):
+            if int(size) >= 0:
+                yield t, name, int(size)
+
+
+def metrics(job: int, most: int = -1) -> Iterator[Tuple[float, str, Metrics]]:
+    """Yield the recorded numbers of ranks: (time by this node's clock, log, numbers), in order of time for each log.
+
+    most: only records in so many bytes at the end of the file, -1: all.
+    """
+    for t, name, row in _records_of_logs(job, METRICS, most):
+        with contextlib.suppress(ValueError, TypeError, OverflowError):
+            yield t, name, Metrics.of_row(row)
+
+
+def _records_of_logs(job: int, name: str, most: int = -1) -> Iterator[Tuple[float, str, Any]]:
+    """Yield (time, log, value) of the lines of a file of records; skip damaged lines. most: see metrics()."""
     try:
-        fd = files.open_read(job, f"{OURS}/growth.jsonl")
-    except OSError:  # nothing has grown, or it cannot be known
+        fd = files.open_read(job, name)
+    except OSError:  # there is no record, or it cannot be known
         return
     with open(fd, "rb") as file:
+        if 0 <= most < os.fstat(fd).st_size:
+            file.seek(-most, os.SEEK_END)
+            file.readline()
         for line in file:
             # A line can be torn by a crash, or not ours.
             with contextlib.suppress(ValueError, TypeError, OverflowError, RecursionError):
-                t, name, size = json.loads(line)
-                t, size = float(t), int(size)
-                if 0 <= t < _LATEST and size >= 0:
-                    yield t, str(name), size
+                t, log, value = json.loads(line)
+                if 0 <= float(t) < _LATEST:
+                    yield float(t), str(log), value
 
 
 def sizes_at(job: int, t: float) -> Dict[str, RecordedSize]:

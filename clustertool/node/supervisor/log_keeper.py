@@ -13,14 +13,14 @@ import os
 from typing import Dict, Iterable, List
 
 from clustertool.errors import PreflightError
-from clustertool.model.paths import CUT, OURS, JobPaths
+from clustertool.model.paths import CUT, METRICS, OURS, JobPaths
 from clustertool.node.jobs import ledger
 from clustertool.node.jobs.rank_log import PIECE, TRUNCATED, RankLog
 from clustertool.node.storage import files
 from clustertool.node.storage.disk_worker import DiskWorker
 
-_RECORDS = ("events.jsonl", "spec.json", "seen", "growth.jsonl", "usage.jsonl", "control")
-_REPLACED = (f"{OURS}/growth.jsonl", f"{OURS}/usage.jsonl")  # now and then by a shorter file
+_RECORDS = ("events.jsonl", "spec.json", "seen", "growth.jsonl", "usage.jsonl", "metrics.jsonl", "control")
+_REPLACED = (f"{OURS}/growth.jsonl", f"{OURS}/usage.jsonl", METRICS)  # now and then by a shorter file
 _PATIENCE = 10.0  # seconds that copies may take at the end
 _END = 64  # bytes by which a copy is recognised
 

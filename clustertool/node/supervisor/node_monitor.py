@@ -18,14 +18,27 @@ import select
 import signal
 import socket
 import time
-from typing import TYPE_CHECKING, Any, Callable, ClassVar, Dict, FrozenSet, List, Optional, Sequence, Tuple
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Callable,
+    ClassVar,
+    Dict,
+    FrozenSet,
+    List,
+    Mapping,
+    Optional,
+    Sequence,
+    Tuple,
+)
 
 from clustertool.model.cards import positions_of_numbers
 from clustertool.model.job import usage
 from clustertool.model.job.job_steps import JobSteps
 from clustertool.model.job.outcome import Key
+from clustertool.model.job.progress import NOTHING, Metrics, StepRate
 from clustertool.model.job.usage import CardUsage, RankUsage, UsageLine
-from clustertool.model.paths import OURS, JobPaths
+from clustertool.model.paths import METRICS, OURS, JobPaths
 from clustertool.node.devices import detect, nvml, vendor_tools
 from clustertool.node.jobs.descendants import Descendants
 from clustertool.node.jobs.rank_log import progress
@@ -45,7 +58,7 @@ EVERY = 2.0  # seconds between two lines
 _SHARE = 500  # a sample of thousands of processes is less frequent: it may take this part of a core
 _MORE = 1000  # new lines, after which the old ones are thinned out, or as many as had stayed
 _WAITING = 1000  # calls for a thread that waits for its disk
-_PROGRESS = 2048  # bytes of a log in which a step is searched
+_PROGRESS = 4096  # bytes of a log in which numbers are searched
 _FAREWELL = 0.5  # seconds the last lines get
 _CARD_SHARE = 200  # the card monitor and the tools that it runs may take one part of so many of a core
 _TRIES = 3  # card monitors that there will be, each after the death of the one before
@@ -124,6 +137,7 @@ class UsageRecorder:
         # Of the running ranks, at the newest sample; a new object after each change.
         self.progress: Tuple[Reached, ...] = ()
         self.steps = JobSteps()  # that ranks, but no pservers, have printed at the samples
+        self.metrics = RankMetrics(job)
         self._job = job
         self._cards = cards
         self._at = 0.0
@@ -155,7 +169,7 @@ class UsageRecorder:
 
     def close(self) -> None:
         """End the thread after it has written the queued lines and closed the files; wait up to 0.5 s for that."""
-        self._worker.end(_FAREWELL, self._usage.close, self._growth.close)
+        self._worker.end(_FAREWELL, self._usage.close, self._growth.close, self.metrics.close)
 
     # -- in the thread --
 
@@ -176,7 +190,7 @@ class UsageRecorder:
         self._busy = False
 
     def _read_logs(self, ranks: Sequence[Running]) -> None:
-        """Set `progress` to what the ends of the ranks' logs show, for the coordinator, and add the steps in them to `steps`.
+        """Set `progress` to what the ends of the ranks' logs show, for the coordinator; record their numbers, and add `steps`.
 
         It is all that the coordinator knows of the ranks if this node is lost. A log that has not grown since the newest sample
         is not read again.
@@ -188,9 +202,11 @@ class UsageRecorder:
             if key in before and rank in self._sampled:
                 found.append(before[key])
                 continue
-            now = progress(self._job, JobPaths.log(*key, rank.attempt), _PROGRESS)
+            log = JobPaths.log(*key, rank.attempt)
+            now = progress(self._job, log, _PROGRESS)
             if now is not None:
-                found.append((*key, *now))
+                found.append((*key, *now[:3]))
+                self.metrics.take(key, log, now.output, now.numbers)
                 if rank.role != "pserver":
                     known = [before[key][2:4]] if key in before and rank[:3] in attempts else []
                     self.steps = self.steps.add([*known, now[:2]])
@@ -230,6 +246,60 @@ class Book:
         if self._journal is not None:
             self._journal.close()
             self._journal = None
+
+
+class RankMetrics:
+    """The newest numbers of each rank on this node, and metrics.jsonl, which gets a line when they change.
+
+    For the recorder's thread. newest: a new object after each change.
+    """
+
+    def __init__(self, job: int) -> None:
+        self.newest: Mapping[Key, Metrics] = {}
+        self._book = Book(job, METRICS)
+        self._attempts: Dict[Key, _AttemptMetrics] = {}
+        self.close = self._book.close
+
+    def take(self, key: Key, log: str, t: float, found: Metrics) -> None:
+        """Add the numbers that a rank has printed by the time `t`; write them with the ones before if there is a new one.
+
+        log: that of its attempt. In a new attempt, nothing is known before.
+        """
+        attempt = self._attempts.get(key)
+        if attempt is None or attempt.log != log:
+            attempt = self._attempts[key] = _AttemptMetrics(log)
+        known = attempt.add(t, found)
+        row = known.as_row()  # in which a NaN is equal to another
+        if row != self.newest.get(key, NOTHING).as_row():
+            self.newest = {**self.newest, key: known}
+            self._book.write(t, [round(t, 2), log, row])
+
+
+class _AttemptMetrics:
+    """The numbers of a rank in one attempt. first: when a percentage was read first, and that."""
+
+    def __init__(self, log: str) -> None:
+        self.log = log
+        self._printed = NOTHING
+        self._rate = StepRate()
+        self._first: Optional[Tuple[float, float]] = None
+
+    def add(self, t: float, found: Metrics) -> Metrics:
+        """Add what was printed by the time `t`; return all that is known, with the rate and the seconds left, if computable.
+
+        A rate that the program prints itself counts. The seconds left are by the mean pace since the first percentage.
+        """
+        self._printed = known = found.after(self._printed)
+        if known.step is not None and known.steps_per_second is None:
+            self._rate.feed(known.step, t)
+            rate = self._rate.compute(t)
+            known = known._replace(steps_per_second=None if rate is None else round(rate, 4))
+        if known.percent is None or known.eta is not None:
+            return known
+        if self._first is None or known.percent < self._first[1]:
+            self._first = t, known.percent
+        seconds, done = t - self._first[0], known.percent - self._first[1]
+        return known._replace(eta=round(seconds * (100 - known.percent) / done, 1)) if done > 0 else known
 
 
 class Sampler:

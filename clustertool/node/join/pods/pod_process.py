@@ -21,9 +21,9 @@ from clustertool.model.job.state_names import JobState
 from clustertool.model.joining.join_errors import state_of
 from clustertool.model.joining.join_file import EngineSettings, JoinFile
 from clustertool.model.kubernetes import pod_record
-from clustertool.model.kubernetes.pod_record import EVENTS, GROWTH, LEDGER, SPEC, USAGE, Log, PodEnd
+from clustertool.model.kubernetes.pod_record import EVENTS, GROWTH, LEDGER, NUMBERS, SPEC, USAGE, Log, PodEnd
 from clustertool.model.masking import HIDDEN
-from clustertool.model.paths import CUT, LOG_NAMES, OURS, RELEASED, JobPaths
+from clustertool.model.paths import CUT, LOG_NAMES, METRICS, OURS, RELEASED, JobPaths
 from clustertool.model.quantities import human_seconds
 from clustertool.node.container.rank_user import home_inside, rank_user
 from clustertool.node.jobs import ledger
@@ -241,6 +241,7 @@ def read_records(paths: JobPaths) -> Dict[str, bytes]:
     """Read the records that exist, {name: content}, and mask the token of the job in them: nodes of it may still listen."""
     found: Dict[str, bytes] = {}
     places = {EVENTS: paths.events, LEDGER: paths.ledger, SPEC: paths.spec, GROWTH: paths.growth, USAGE: paths.usage}
+    places[NUMBERS] = paths.of(METRICS)
     for name, path in places.items():
         with contextlib.suppress(OSError):
             found[name] = _read_newest(path)

@@ -1,0 +1,114 @@
+"""This module compares the numbers that the ranks of a job print: how far the job is, and whose loss is wrong (LOSS_RULES).
+
+Pure. Only the newest attempt of a rank counts.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from clustertool.model.job.attempts import ProcessStatus
+from clustertool.model.job.outcome import Key
+from clustertool.model.job.progress import NOTHING, Metrics
+from clustertool.model.job.state import JobStatus
+from clustertool.model.wire.agent_answers import MetricsAnswer
+
+LOSS_RULES = (
+    "NaN: the newest loss of a trainer is NaN or infinite.",
+    "Apart: three or more trainers print a loss and are at about the same step (90 % to 110 % of their median); each of the "
+    "three newest losses of one is further from the median of their newest losses than half of this median, and than five "
+    "times the median of all such distances.",
+)
+_FEW, _NEWEST = 3, 3
+_NEAR, _HALF, _SPREAD = 0.1, 0.5, 5.0
+
+
+@dataclass(frozen=True)
+class MetricsRow:
+    """What a rank had printed by a time of the laptop's clock, in one of its attempts."""
+
+    role: str
+    rank: int
+    attempt: int
+    t: float
+    numbers: Metrics
+
+    @property
+    def key(self) -> Key:
+        return self.role, self.rank
+
+
+@dataclass(frozen=True)
+class JobProgress:
+    """How far a job is; None for what is not known. eta: seconds to its end."""
+
+    percent: float | None = None
+    eta: float | None = None
+    loss: float | None = None
+
+
+@dataclass(frozen=True)
+class LossWarning:
+    """Ranks with a wrong loss, and the newest one of the first of them. median: of all ranks, if it is apart from theirs."""
+
+    ranks: Sequence[Key]
+    loss: float
+    median: float | None = None
+
+
+def read_rows(status: JobStatus, answers: Mapping[int, MetricsAnswer]) -> list[MetricsRow]:
+    """Read the numbers of ranks in the nodes' answers, without those of ranks that do not run on the node that sent them."""
+    found = []
+    for index, answer in sorted(answers.items()):
+        skew = status.nodes[index].skew if index in status.nodes else 0.0
+        for role, rank, attempt, t, row in answer.get("metrics", ()):
+            if status.has_rank(index, (role, rank), attempt):
+                found.append(MetricsRow(role, rank, attempt, t - skew, Metrics.of_row(row)))
+    return found
+
+
+def newest_rows(status: JobStatus, rows: Iterable[MetricsRow]) -> dict[Key, list[MetricsRow]]:
+    """Group the rows of each rank in its newest attempt, in order of time."""
+    found: dict[Key, list[MetricsRow]] = {}
+    for row in sorted(rows, key=lambda row: row.t):
+        process = status.processes.get(row.key)
+        if process is not None and process.attempt == row.attempt:
+            found.setdefault(row.key, []).append(row)
+    return found
+
+
+def job_progress(processes: Iterable[ProcessStatus], rows: Mapping[Key, Sequence[MetricsRow]]) -> JobProgress:
+    """Compute how far the trainers are: the slowest percentage, the latest end of those that run, the first rank's loss."""
+    ranks = sorted((one for one in processes if one.role == "trainer"), key=lambda one: one.rank)
+    numbers = {one.key: rows[one.key][-1].numbers if one.key in rows else NOTHING for one in ranks}
+    left = [eta for one in ranks if one.state.alive for eta in [numbers[one.key].eta] if eta is not None]
+    return JobProgress(
+        min((one.percent for one in numbers.values() if one.percent is not None), default=None),
+        max(left, default=None),
+        next((one.loss for one in numbers.values() if one.loss is not None), None),
+    )
+
+
+def find_wrong_losses(rows: Mapping[Key, Sequence[MetricsRow]]) -> list[LossWarning]:
+    """Find the trainers with a loss that LOSS_RULES names: first those whose loss is no number, then each that is apart."""
+    trainers = {key: [row.numbers for row in its if row.numbers.loss is not None] for key, its in rows.items()}
+    known = {key: its for key, its in sorted(trainers.items()) if its and key[0] == "trainer"}
+    losses = {key: [one.loss or 0.0 for one in its[-_NEWEST:]] for key, its in known.items()}
+    wrong = [key for key, its in losses.items() if not math.isfinite(its[-1])]
+    found = [LossWarning(tuple(wrong), losses[wrong[0]][-1])] if wrong else []
+    steps = [its[-1].step for its in known.values() if its[-1].step is not None]
+    middle = median(steps) if steps else 0.0
+    near = [key for key, its in known.items() if abs((its[-1].step or middle) - middle) <= _NEAR * middle]
+    newest = {key: losses[key] for key in near if all(map(math.isfinite, losses[key]))}
+    if len(newest) < _FEW:
+        return found
+    center = median(its[-1] for its in newest.values())
+    spread = median(abs(its[-1] - center) for its in newest.values())
+    for key, its in newest.items():
+        least = min(abs(loss - center) for loss in its)
+        if len(its) == _NEWEST and least > max(_HALF * abs(center), _SPREAD * spread):
+            found.append(LossWarning((key,), its[-1], center))
+    return found
