@@ -9,21 +9,17 @@ from __future__ import annotations
 
 from typing import Dict, List, Optional, Tuple, TypeVar
 
-from clustertool.model.job.progress import Metrics
 from clustertool.model.paths import is_base, is_job_id
 from clustertool.model.quantities import HIGHEST_PORT
 from clustertool.model.roles import ROLES
-from clustertool.model.shape import Annotated, Malformed, matching, number, one_of, text, whole
+from clustertool.model.shape import Annotated, matching, number, one_of, text, whole
 
 T = TypeVar("T")
 
 
-def metrics_row(value: object, path: str) -> object:
-    """Check for a row of Metrics. Raises Malformed."""
-    try:
-        return Metrics.of_row(value).as_row()
-    except (ValueError, TypeError, OverflowError):
-        raise Malformed(path, "is no row of numbers") from None
+def printed_number(value: object, path: str) -> object:
+    """Check for a number that a program has printed: null, a number, or the name of one that JSON does not have."""
+    return value if value is None or value in ("NaN", "Infinity", "-Infinity") else number(-1e300, 1e300)(value, path)
 
 
 MOST_FILES = 250_000  # of a folder, in one answer
@@ -78,7 +74,7 @@ Gauge = Annotated[float, number(-1e6)]  # of a card
 
 RankKey = Tuple[Role, Rank]
 RankOutput = Tuple[Role, Rank, Optional[float], Optional[float], Time]  # epoch, step, time of the last output
-MetricsRow = Annotated[List[object], metrics_row]
+MetricsRow = Annotated[List[Annotated[object, printed_number]], 20]  # Metrics.as_row()
 RankMetrics = Tuple[Role, Rank, AttemptNumber, Time, MetricsRow]  # the numbers that the rank had printed by then
 RankPlaces = Tuple[Role, int, int, int, int]  # model/job/rank_places
 Curve = Some[Annotated[Tuple[Sampled, ...], 8]]  # rows of values; the first one is the time

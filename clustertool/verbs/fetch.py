@@ -1,11 +1,13 @@
-"""inv fetch copies a job's output to this machine, never outside the requested folder. inv report writes a page about a job.
+"""inv fetch copies a job's output to this machine, inv report writes a page about a job, inv metrics what its ranks print.
 
-The page is one self-contained HTML file, made from the nodes' own records, during the job and after it.
+Nothing is written outside the requested folder. The page is one self-contained HTML file, made from the nodes' own records,
+during the job and after it.
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
 import secrets
 import time
 from pathlib import Path
@@ -13,16 +15,24 @@ from pathlib import Path
 from clustertool.actions.build_report import build_report
 from clustertool.actions.fetch_output import fetch_output, require_inside
 from clustertool.actions.find_jobs import attach_to
+from clustertool.actions.read_status import read
 from clustertool.errors import NotFound, UsageError
 from clustertool.fleet import this_user
 from clustertool.model.hints import PROGRAM
+from clustertool.model.job.progress import prometheus_text
 from clustertool.model.paths import LOGS_MARK, folder_of
 from clustertool.model.quantities import count, human_bytes
+from clustertool.model.wire.messages import METRICS, STATUS
 from clustertool.show.job_text import shared_files
+from clustertool.show.metrics_view import csv_text, metrics_table
 from clustertool.show.report_html import page
 from clustertool.verbs import signals
 from clustertool.verbs.jobs import engine_of
 from clustertool.verbs.verb import Call, role_of
+from clustertool.watch.rank_metrics import newest_rows, read_rows
+
+_ROWS = 200_000  # of all ranks of a job in the answer of metrics
+_LEAST_ROWS = 100  # of each rank
 
 
 def fetch(call: Call) -> None:
@@ -99,6 +109,44 @@ def report(call: Call) -> None:
             call.terminal.line(f"job {story.job}: {story.state} -> {to} ({human_bytes(size)})")
             if story.container:
                 call.terminal.line(f"container: {story.container.text}")
+
+
+def metrics(call: Call) -> None:
+    """Print the newest numbers of each rank as a table, or all as CSV or JSON, or as Prometheus has them; or write a file.
+
+    Numbers of a time that no record has are "" in CSV, null in JSON.
+    """
+    given = call.given
+    if given.csv + given.prometheus + call.json > 1:
+        raise UsageError("--csv, --json and --prometheus are three forms of one answer", "give one of them")
+    to = _page_path(given.to) if given.to else None
+    with engine_of(call, newest=True) as engine:
+        job = attach_to(engine, given.job)["id"]
+        status = read(engine.fleet.ask_all(STATUS({"job": job})))
+        points = max(_LEAST_ROWS, _ROWS // max(1, len(status.processes)))
+        rows = read_rows(status, engine.fleet.ask_all(METRICS({"job": job, "points": points})))
+        rows.sort(key=lambda row: (row.t, row.key))
+        newest = {key: its[-1].numbers for key, its in newest_rows(status, rows).items()}
+        plain = [row.as_dict() for row in rows]
+        answer = {"job": job, "rows": plain}
+        if call.json and to is None:
+            call.answer(answer)
+        elif given.csv or given.prometheus or to is not None:
+            text = (
+                prometheus_text(job, newest)
+                if given.prometheus
+                else json.dumps(answer)
+                if call.json
+                else csv_text(plain)
+            )
+            if to is None:
+                call.terminal.block(text.rstrip("\n"))
+                return
+            _write_page(to, text)
+            call.answer({"job": job, "file": str(to), "bytes": len(text.encode())})
+            call.terminal.line(f"job {job}: {count(len(rows), 'row')} -> {to}")
+        else:
+            metrics_table(newest, call.terminal)
 
 
 def _page_path(name: str) -> Path:

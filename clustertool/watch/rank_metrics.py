@@ -40,6 +40,11 @@ class MetricsRow:
     def key(self) -> Key:
         return self.role, self.rank
 
+    def as_dict(self) -> dict[str, object]:
+        """Build a row of `metrics --json`."""
+        about = {"time": round(self.t, 2), "role": self.role, "rank": self.rank, "attempt": self.attempt}
+        return {**about, **self.numbers.as_dict()}
+
 
 @dataclass(frozen=True)
 class JobProgress:
@@ -65,7 +70,7 @@ def read_rows(status: JobStatus, answers: Mapping[int, MetricsAnswer]) -> list[M
     for index, answer in sorted(answers.items()):
         skew = status.nodes[index].skew if index in status.nodes else 0.0
         for role, rank, attempt, t, row in answer.get("metrics", ()):
-            if status.has_rank(index, (role, rank), attempt):
+            if status.has_rank(index, (role, rank), attempt) and len(row) == len(NOTHING):
                 found.append(MetricsRow(role, rank, attempt, t - skew, Metrics.of_row(row)))
     return found
 

@@ -71,6 +71,7 @@ RIGHT: list[tuple[str, object, object]] = [
     ("JOIN_TIMEOUT", "5m", 300.0),
     ("LOSS_TIMEOUT", 3, 3.0),
     ("GRACE", "1.5", 1.5),
+    ("METRICS_FILE", "~/metrics/{job}.prom", "~/metrics/{job}.prom"),
     ("CONTAINER", {"image": "a:1", "options": ["--privileged"]}, ContainerSettings("a:1", options=("--privileged",))),
     ("IMAGE_FROM", "first", "first"),
     ("CHECKS_OFF", ["ping"], ("ping",)),
@@ -81,6 +82,8 @@ RIGHT: list[tuple[str, object, object]] = [
 WRONG: list[tuple[str, object, str]] = [
     *[("ROOT_DIR", value, "absolute") for value in ("jobs", "./jobs", "~ann/jobs", "")],
     ("ROOT_DIR", 5, "a string"),
+    ("METRICS_FILE", 5, "a string"),
+    ("METRICS_FILE", "metrics.prom", "absolute"),
     ("ENGINE", 5, "a string"),
     *[("ROOT_DIR_GROUP", value, "trusted") for value in ("staff", True, "")],
     ("ROOT_DIR", "/a\nb", "one line"),

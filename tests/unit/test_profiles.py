@@ -58,7 +58,13 @@ LINES = {
         "(ms): 500.0 | throughput per GPU (TFLOP/s/GPU): 180.2 | learning rate: 1.500000E-04 | global batch size:    16 | "
         "lm loss: 1.034567E+01 | loss scale: 1.0 | grad norm: 2.345 | number of skipped iterations:   0 |",
     ): Metrics(
-        step=20, total_steps=500000, percent=0.0, loss=10.34567, lr=1.5e-4, steps_per_second=2.0, samples_per_second=32.0
+        step=20,
+        total_steps=500000,
+        percent=0.0,
+        loss=10.34567,
+        lr=1.5e-4,
+        steps_per_second=2.0,
+        samples_per_second=32.0,
     ),
     # deepspeed 0.19.8, utils/timer.py: ThroughputTimer, and runtime/engine.py: _report_progress()
     (

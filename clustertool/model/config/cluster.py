@@ -155,6 +155,7 @@ class Cluster:
     join_timeout: Optional[float] = _key("JOIN_TIMEOUT", _seconds, None)
     loss_timeout: float = _key("LOSS_TIMEOUT", _seconds, 10.0)
     grace: float = _key("GRACE", _seconds, 10.0)
+    metrics_file: str = _key("METRICS_FILE", _any_text, "")  # on the coordinator's node, for node_exporter
     grace_given: bool = False
     checks_off: Tuple[str, ...] = _key("CHECKS_OFF", _checks, ())
     check_packages: Tuple[str, ...] = _key("CHECK_PACKAGES", _list_of_names, ("torch", "paddle", "numpy"))
@@ -213,12 +214,12 @@ def read_cluster(values: Mapping[str, object], where: str = "conf.py", needs_hos
 
 
 def _require_absolute_roots(cluster: Cluster) -> None:
-    """Raise ConfigError for a ROOT_DIR that begins with neither / nor ~/, also that of a host; ~ alone is allowed.
+    """Raise ConfigError for a ROOT_DIR, also of a host, or METRICS_FILE that begins with neither / nor ~/; ~ alone is allowed.
 
     And for a line break or NUL in it or in PYTHON, also in python of a host.
     """
     where = cluster.where
-    roots = {"ROOT_DIR": cluster.root_dir}
+    roots = {"ROOT_DIR": cluster.root_dir, "METRICS_FILE": cluster.metrics_file or "~"}
     roots.update((f"root_dir of {host.name}", host.root_dir) for host in cluster.hosts if host.root_dir)
     for key, root in roots.items():
         if root != "~" and not root.startswith(("/", "~/")):

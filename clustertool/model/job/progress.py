@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import re
-from typing import Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple, Union
+from typing import Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
 
 _IS = r"""['"]?\s{0,20}[=:#]?\s{0,20}['"\[(]{0,2}\s{0,20}"""  # between a name and its value
 _FLOAT = r"[-+]?(?:\d{1,15}(?:\.\d{0,20})?(?:e[-+]?\d{1,3})?|nan|inf(?:inity)?)(?!\.?\w)"
@@ -29,8 +29,8 @@ _PATIENCE = 3.0  # of its own gaps between two steps
 class Metrics(NamedTuple):
     """The newest numbers that a program has printed; None for one that it does not print. A loss may be NaN or infinite.
 
-    total_steps: of the job, or of an epoch where `step` counts in one. total_epochs: of the job. percent: of the whole job. eta:
-    seconds to its end.
+    total_steps: of the job, or of an epoch where `step` counts in one. total_epochs and percent: of the whole job. eta: seconds
+    to its end.
     """
 
     epoch: Optional[float] = None
@@ -102,7 +102,7 @@ def _rates() -> Iterator[str]:
 _OF = r"(?:\s{0,20}/\s{0,20}(?P<total_steps>\d{1,15}))?"
 _STEP = rf"(?:\b|_)(?:step|iteration|iter|batch){_IS}(?P<step>\d{{1,15}})(?![\w.]){_OF}"
 _EPOCH = rf"\bepoch{_IS}(?P<epoch>\d{{1,9}}(?:\.\d{{1,20}})?)(?:\s{{0,3}}/\s{{0,3}}(?P<total_epochs>\d{{1,9}}))?"
-_NO_LOSS = "".join(f"(?<!{word} )" for word in ("validation", "val", "eval", "test"))
+_NO_LOSS = "".join(f"(?<!{name} )" for name in ("validation", "val", "eval", "test"))
 _LOSS = rf"{_NO_LOSS}(?<!\w)(?:train[_/ ])?loss(?:_step)?{_IS}(?P<loss>{_FLOAT})"
 _LR = rf"(?<!\w)(?:lr|learning[_ ]rate){_IS}(?P<lr>{_FLOAT})"
 _RATES = tuple(_rates())
@@ -158,7 +158,7 @@ def find_metrics(text: str) -> Metrics:
         elif values.step is not None:
             in_epoch = profile.in_epoch or values.epoch is not None
         else:  # an epoch may be a later one than that of the step
-            later, values = later.or_before(values), values._replace(epoch=None, epochs=None)
+            later, values = later.or_before(values), values._replace(epoch=None, total_epochs=None)
         found = found.or_before(values)
     return later if found.step is None else found._replace(percent=_percent(found, in_epoch))
 
@@ -206,6 +206,18 @@ def plain_number(value: Optional[float]) -> Union[float, str, None]:
     if value is None or math.isfinite(value):
         return value
     return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+
+
+def prometheus_text(job: str, numbers: Mapping[Tuple[str, int], Metrics]) -> str:
+    """Format the numbers of ranks, by role and rank, in the text format of Prometheus."""
+    lines: List[str] = []
+    for at, name in enumerate(Metrics._fields):
+        rows = [(key, one[at]) for key, one in sorted(numbers.items()) if one[at] is not None]
+        lines += [f"# TYPE clustertool_{name} gauge"] if rows else []
+        lines += [
+            f'clustertool_{name}{{job="{job}",role="{role}",rank="{rank}"}} {value}' for (role, rank), value in rows
+        ]
+    return "".join(f"{line}\n" for line in lines)
 
 
 class StepRate:

@@ -149,6 +149,8 @@ def spec(plan: Plan, node: PlannedNode, endpoints: list[str], places: List[RankP
     }
     if node.container:
         made["container"] = node.container
+    if cluster.metrics_file:
+        made["metrics_file"] = cluster.metrics_file.replace("{job}", plan.job_id)
     if job.by_mpirun:
         made["launcher"] = MPIRUN
     if host is first and job.by_mpirun:

@@ -146,6 +146,7 @@ class _LaunchFields(TypedDict, total=False):
     attempt: int  # the first one of this start; above 0 where an engine starts the job again, and in later epochs
     elastic: ElasticSpec  # missing: the job has the same nodes for all of its life
     container: ContainerSpec  # missing: ranks run in no container
+    metrics_file: str  # METRICS_FILE of conf.py, missing where it is not set
     hostfile: str  # the text of mpirun's hostfile; only the coordinator's node has it
 
 

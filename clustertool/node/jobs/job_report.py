@@ -10,7 +10,7 @@ import json
 import os
 import time
 from collections import deque
-from typing import TYPE_CHECKING, Deque, Dict, Iterator, List, Mapping, Sequence, Tuple, TypedDict
+from typing import TYPE_CHECKING, Deque, Dict, Iterator, List, Mapping, Sequence, Tuple
 
 from clustertool.errors import NotFound
 from clustertool.model.job import usage
@@ -46,13 +46,6 @@ _FEW = 5  # newest records of a rank
 _Attempt = Tuple[str, int, int]  # role, rank, number
 
 
-class _Output(TypedDict):
-    """The part of a StatusAnswer about what ranks have printed."""
-
-    output: List[RankOutput]
-    metrics: List[RankMetrics]
-
-
 def status(node: NodeContext, request: requests.JobRequest) -> answers.StatusAnswer:
     """Collect all events of a job on this node, its ranks' progress and CPU and memory, and the supervisor's heartbeat.
 
@@ -69,13 +62,15 @@ def _collect_status(record: Record) -> answers.StatusAnswer:
     events = record.events() or [record.first_event()]
     ranks = ranks_of(events)
     started = [processes.Process(rank.pid, rank.start) for rank in ranks if rank.pid and record.here]
+    output, rows = _read_output(record, ranks)
     living = [(process.pid, processes.stat(process.pid)) for process in started if processes.alive(process)]
     return {
         "node": record.node,
         "dir": record.paths.dir,
         "heartbeat": record.heartbeat(),
         "events": events,
-        **_read_output(record, ranks),
+        "output": output,
+        "metrics": rows,
         "supervised": record.supervised(),
         "unknown": record.unknown(),
         "usage": {str(pid): (found.cpu, found.memory) for pid, found in living if found},
@@ -100,7 +95,7 @@ def metrics(node: NodeContext, request: requests.ReportRequest) -> answers.Metri
     with files.closing(files.open_job_dir(record.paths.dir)) as job:
         for attempt, t, numbers in _recorded_metrics(job, ranks):
             found.setdefault(attempt, []).append((t, numbers))
-    for role, rank, number, t, row in _read_output(record, ranks)["metrics"]:  # what the last record does not have
+    for role, rank, number, t, row in _read_output(record, ranks)[1]:  # what the last record does not have
         rows = found.setdefault((role, rank, number), [])
         if not rows or rows[-1][1].as_row() != row:
             rows.append((t, Metrics.of_row(row)))
@@ -288,8 +283,8 @@ def _read_plan(job: int) -> answers.JobPlan:
     return {"policy": spec["policy"], "work_dir": spec["work_dir"], "processes": ranks}
 
 
-def _read_output(record: Record, ranks: Sequence[ProcessStatus]) -> _Output:
-    """Read the progress of each rank that was started, from its last attempt's log, and its newest numbers: {output, metrics}.
+def _read_output(record: Record, ranks: Sequence[ProcessStatus]) -> Tuple[List[RankOutput], List[RankMetrics]]:
+    """Read the progress of each rank that was started, from its last attempt's log, and its newest numbers: (output, metrics).
 
     Up to five records of numbers of a rank, the newest last; it includes what the log has. The times are those of the last
     write. Ranks whose log cannot be read are left out.
@@ -309,4 +304,4 @@ def _read_output(record: Record, ranks: Sequence[ProcessStatus]) -> _Output:
                     known = before.get(attempt, deque([(now.output, NOTHING)]))
                     newest = now.output, now.numbers.after(known[-1][1])
                     rows += [(*attempt, t, one.as_row()) for t, one in (*known, newest) if one != NOTHING]
-    return {"output": output, "metrics": rows}
+    return output, rows

@@ -299,7 +299,7 @@ def sync_dir(path: str) -> None:
         sync(fd)
 
 
-def replace(path: str, data: bytes, durable: bool) -> None:
+def replace(path: str, data: bytes, durable: bool, mode: int = 0o600) -> None:
     """Write a file as *.part and rename it to `path`, so that it is whole or absent. durable: it survives a crash.
 
     Raises OSError, after it has removed the *.part.
@@ -307,6 +307,7 @@ def replace(path: str, data: bytes, durable: bool) -> None:
     part = f"{path}.{os.urandom(4).hex()}.part"
     try:
         with closing(make_new(part)) as fd:
+            os.fchmod(fd, mode)
             write_all(fd, data)
             if durable:
                 sync(fd)

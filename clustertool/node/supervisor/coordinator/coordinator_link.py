@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import math
 import time
-from typing import TYPE_CHECKING, Callable, Dict, List, Optional, Sequence, Set, Tuple, cast
+from typing import TYPE_CHECKING, Callable, Dict, List, Mapping, Optional, Sequence, Set, Tuple, cast
 
 from clustertool.errors import UsageError
 from clustertool.model.elastic.epochs import EpochEnd
 from clustertool.model.elastic.lease import Lease
 from clustertool.model.job.outcome import Key, Outcome, RankExit, describe_coordinator
+from clustertool.model.job.progress import Metrics
 from clustertool.model.job.state_names import JobState
 from clustertool.model.wire.coordinator_messages import Incarnation, is_of_earlier_epoch, read_incarnation
 from clustertool.model.wire.frames import Header
@@ -173,7 +174,12 @@ class CoordinatorLink:
         self.orders: List[Order] = []  # of the coordinator; the supervisor removes those that it obeys
         self.attempt = 0  # of the job, as this node knows it
         self.progress: Sequence[Reached] = ()  # of this node's ranks
+        self.metrics: Mapping[Key, Metrics] = {}  # of this node's ranks, with METRICS_FILE
         self.lease: Optional[LeaseKeeper] = None  # of this node, in an elastic job
+
+    def all_metrics(self) -> Mapping[Key, Metrics]:
+        """Return the newest numbers of the ranks of all nodes, as far as they are known here."""
+        return self.metrics
 
     @property
     def connecting(self) -> bool:
@@ -303,6 +309,7 @@ class CoordinatorClient(CoordinatorLink):
         self._clock = ProcessClock()
         self._tried_at = self._retry_at = self._beat_at = 0.0
         self._sent: Sequence[Reached] = ()  # the progress that the coordinator has
+        self._sent_metrics = self.metrics
         if "elastic" in spec and gone is None:
             self.lease = LeaseKeeper(spec["elastic"]["lease"], store_end)
 
@@ -432,6 +439,9 @@ class CoordinatorClient(CoordinatorLink):
         if self.progress is not self._sent:
             self._sent, t = self.progress, time.time()
             message["ranks"] = [[*one[:4], round(max(0.0, t - one[4]), 1)] for one in self._sent[:_MOST_RANKS]]
+        if self.metrics is not self._sent_metrics:
+            self._sent_metrics = self.metrics
+            message["metrics"] = [[*key, one.as_row()] for key, one in [*self.metrics.items()][:_MOST_RANKS]]
         wire.send(self._stamped(message if self.lease is None else self.lease.stamp(message)))
         wire.flush()
         self._beat_at = now + tls_link.heartbeat_interval(self._loss_timeout)

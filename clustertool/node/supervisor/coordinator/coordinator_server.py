@@ -11,6 +11,7 @@ from clustertool.model.elastic.epochs import EpochEnd
 from clustertool.model.elastic.lease import ends_by
 from clustertool.model.job.job_steps import JobSteps
 from clustertool.model.job.outcome import MESSAGE_FIELDS, Key, Outcome, RankExit, describe_coordinator, some
+from clustertool.model.job.progress import Metrics
 from clustertool.model.job.state_names import JobState
 from clustertool.model.roles import MPI_DAEMON
 from clustertool.model.shape import read, to_plain
@@ -187,6 +188,13 @@ class CoordinatorServer(CoordinatorLink):
             return False
         late = self._clock.now - self._finished_at > self._spec["policy"]["loss_timeout"]
         return late or not self._members.unacknowledged(self._state.lost)
+
+    def all_metrics(self) -> Dict[Key, Metrics]:
+        """Return the newest numbers of the ranks of all nodes, with those that the members have sent."""
+        found = dict(self.metrics)
+        for member in self._members.nodes.values():
+            found.update(member.metrics)
+        return found
 
     def epoch_end(self, outcome: Outcome) -> EpochEnd:
         """Build the record of the epoch's end: the nodes that leave, the used restarts, and the lost nodes that had joined.
@@ -376,6 +384,9 @@ class CoordinatorServer(CoordinatorLink):
                 return True
             if "ranks" in message:
                 member.ranks = self._read_progress(node, message["ranks"])
+            for role, rank, row in message.get("metrics", ()):
+                if (role, rank) in self._state.shape.on(node):
+                    member.metrics[role, rank] = Metrics.of_row(row)
             if "beat" in message:
                 member.note_beat(message["beat"])
             event = self._read_event(node, message) if member.mail.take(message) else None
