@@ -12,7 +12,9 @@ from clustertool.errors import NotFound, raise_all
 from clustertool.fleet.fleet import Fleet
 from clustertool.model.hints import PROGRAM
 from clustertool.model.wire.agent_answers import ReportAnswer
-from clustertool.model.wire.messages import REPORT
+from clustertool.model.wire.messages import METRICS, REPORT
+from clustertool.show.job_text import loss_text
+from clustertool.watch.rank_metrics import find_wrong_losses, newest_rows, read_rows
 from clustertool.watch.report_model import ReportModel, build_report_model
 
 _POINTS = 40_000  # values of one kind in the whole page
@@ -40,8 +42,10 @@ def build_report(fleet: Fleet, job: ListedJob, caller: Caller) -> ReportModel:
         where = f"SECRETS names {', '.join(missing)}, not set where this page was made"
         notes.append(f"{where}: what programs printed of it is not masked")
         caller.warn(notes[-1])
-    hide = load_config.mask_known_secrets(fleet.cluster)
-    return build_report_model(read(answers, engine_proof(fleet, job)), answers, hide, notes)
+    status = read(answers, engine_proof(fleet, job))
+    rows = read_rows(status, fleet.ask_all(METRICS({"job": job["id"], "points": points})))
+    notes += map(loss_text, find_wrong_losses(newest_rows(status, rows)))
+    return build_report_model(status, answers, load_config.mask_known_secrets(fleet.cluster), notes, rows)
 
 
 def _notes_of_missing_records(fleet: Fleet, answers: Mapping[int, ReportAnswer]) -> list[str]:

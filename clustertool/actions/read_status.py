@@ -6,7 +6,6 @@ import json
 import time
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict
 from typing import Any
 
 from clustertool.actions.find_jobs import ListedJob, lost_nodes_error, state_text
@@ -16,7 +15,6 @@ from clustertool.model.container.job_container import container_of
 from clustertool.model.hints import PROGRAM
 from clustertool.model.job.node_status import NodeStatus
 from clustertool.model.job.outcome import Outcome
-from clustertool.model.job.progress import plain_number
 from clustertool.model.job.rank_places import unpack
 from clustertool.model.job.state import JobStatus
 from clustertool.model.job.state_names import JobState
@@ -107,7 +105,6 @@ def as_dict(answers: Mapping[int, StatusAnswer], known: Description | None = Non
     part = found.part
     start = [start_text(part.start)] if part.state is JobState.STARTING else []
     rows = newest_rows(found, read_rows(found, answers))
-    progress = job_progress(found.processes.values(), rows)
     processes = []
     for key in sorted(found.processes):
         process = found.processes[key]
@@ -129,7 +126,7 @@ def as_dict(answers: Mapping[int, StatusAnswer], known: Description | None = Non
         "command": found.command,
         "container": container.as_dict() if container else None,
         "attempt": found.attempt,
-        "progress": {name: plain_number(value) for name, value in asdict(progress).items()},
+        "progress": job_progress(found.processes.values(), rows),
         "warnings": [*map(loss_text, find_wrong_losses(rows))],
         "epochs": [to_plain(epoch) for epoch in found.epochs],
         "processes": processes,

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from html import escape
 from importlib.resources import files
+from math import isfinite
 from operator import itemgetter
 from statistics import median
 
@@ -56,8 +57,8 @@ def page(story: ReportModel, made: float) -> str:
         Html(f"<style>{style}</style>"),
     )
     top = tag("div", _verdict_section(story), _stragglers_section(story), class_="top")
-    life = (_notes_section(story), _timeline_section(story), _events_section(story), _nodes_section(story))
-    tables = (_epochs_section(story), _processes_section(story), _plan_section(story))
+    life = (_notes_section(story), _numbers_section(story), _timeline_section(story), _events_section(story))
+    tables = (_nodes_section(story), _epochs_section(story), _processes_section(story), _plan_section(story))
     main = tag("main", top, *life, *tables, _explanations())
     footer = tag("footer", f"clustertool {__version__}, {_date(made)}")
     return f"<!doctype html>\n{tag('html', head, tag('body', _page_header(story), main, footer), lang='en')}\n"
@@ -270,6 +271,36 @@ def _progress_chart(story: ReportModel) -> Html:
     lines = _plots(story, (rank for rank in printing if rank.unit == unit), lambda rank: rank.progress)
     drawn = chart(f"{unit} of each rank, from its log", lines, story.length, partial(_amount, unit))
     return Html(drawn + _legend(story))
+
+
+def _numbers_section(story: ReportModel) -> Html:
+    """Build the charts of the loss and the throughput of each rank, in which restarts are marked; empty without any of them.
+
+    The throughput is that of tokens or samples where a rank has printed it, else that of steps.
+    """
+    names = ("loss", "tokens_per_second", "samples_per_second", "steps_per_second")
+    curves = [(name, _plots(story, story.ranks, partial(_number_curve, name))) for name in names]
+    loss, *rates = [(name, lines) for name, lines in curves if name == "loss" or any(line.curve for line in lines)]
+    drawn = [
+        chart(
+            f"{name.replace('_per_second', '/s')} of each rank",
+            lines,
+            story.length,
+            "{:.4g}".format,
+            0.0,
+            *story.restarts,
+        )
+        for name, lines in (loss, *rates[:1])
+        if any(line.curve for line in lines)
+    ]
+    key = tag("p", tag("span", "restart", class_="key line-restart"), class_="keys") if story.restarts else None
+    return _section("Loss and throughput", tag("div", drawn, class_="charts"), key) if drawn else Html("")
+
+
+def _number_curve(name: str, rank: RankReport) -> Curve:
+    """Build the curve of a number that a rank has printed, without values that are NaN or infinite."""
+    values = ((t, getattr(numbers, name)) for t, numbers in rank.numbers)
+    return [(t, value) for t, value in values if value is not None and isfinite(value)]
 
 
 def _legend(story: ReportModel) -> Html:
@@ -528,11 +559,13 @@ class Plot:
     kind: str = ""
 
 
-def chart(title: str, lines: Sequence[Plot], end: float, unit: Callable[[float], str], top: float = 0.0) -> Html:
+def chart(
+    title: str, lines: Sequence[Plot], end: float, unit: Callable[[float], str], top: float = 0.0, *marks: float
+) -> Html:
     """Build a chart of curves from 0 to `end` seconds and from 0 to `top`, or to their highest value if it is 0.
 
     More than 24 curves without a kind are drawn as a band from the lowest to the highest, with the median. Without any value
-    the chart is a text. unit: formats a value.
+    the chart is a text. unit: formats a value. marks: times at which a line is drawn.
     """
     drawn = [line for line in lines if line.curve]
     if not drawn:
@@ -541,6 +574,7 @@ def chart(title: str, lines: Sequence[Plot], end: float, unit: Callable[[float],
     plain, special = [line for line in drawn if not line.kind], [line for line in drawn if line.kind]
     shapes = _band(plain, end, top) if len(plain) > _CROWD else [_chart_line(line, end, top) for line in plain]
     shapes += [_chart_line(line, end, top) for line in special]
+    shapes += [tag("path", d=f"M{_chart_point(t, 0, end, 1)}V0", class_="line restart") for t in marks]
     box = f"0 0 {_CHART_WIDTH} {_CHART_HEIGHT}"
     svg = tag("svg", *shapes, viewBox=box, preserveAspectRatio="none", role="img", aria_label=title)
     caption = tag("figcaption", title, tag("b", unit(top)))

@@ -5,10 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from math import inf, isfinite
 
 from rich.text import Text
 
 from clustertool.model.config.folded_names import fold, grouped
+from clustertool.model.job.progress import plain_number
 from clustertool.model.masking import Hide
 from clustertool.model.quantities import count, human_bytes, human_seconds
 from clustertool.show.device_table import memory
@@ -28,10 +30,20 @@ _SILENT = 4.0  # seconds after which a node is called silent
 _LATE = 5.0  # seconds of a heartbeat
 _QUIET = 10.0  # seconds without output
 _DEVICES = ("nodes", "device", "util", "memory", "temp", "used by", "trouble")
-_RANKS = ("job", "rank", "node", "state", "cpu", "memory", "steps/s", "no output", "heartbeat", "last line")
+_RANKS = ("job", "rank", "node", "state", "cpu", "memory", "steps/s", "loss", "no output", "heartbeat", "last line")
 # The columns of a rank behind its name and node. On a narrow terminal those of _SPARE are left out, the first one first.
-_CELLS = {"STATE": 9, "CPU": 8, "MEMORY": 9, "STEPS/S": 9, "NO OUTPUT": 11, "BEAT": 7}
-_SPARE = ("BEAT", "MEMORY", "CPU", "NO OUTPUT")
+_CELLS = {
+    "STATE": 9,
+    "CPU": 8,
+    "MEMORY": 9,
+    "STEPS/S": 9,
+    "SPEED": 9,
+    "LOSS": 9,
+    "TREND": 9,
+    "NO OUTPUT": 11,
+    "BEAT": 7,
+}
+_SPARE = ("SPEED", "TREND", "LOSS", "BEAT", "MEMORY", "CPU", "NO OUTPUT")
 _LAST_LINE = 30  # columns that the last line has then
 KEYS = "q quit  s sort  / filter  up/down choose  enter log  x stop"
 
@@ -180,6 +192,13 @@ class Screen:
         top = len(self._blocks) - 1
         return "".join(self._blocks[max(0, min(top, round(value / 100 * top)))] for value in values)
 
+    def _trend(self, values: Sequence[float | None], low: float = inf) -> str:
+        """Draw a block for each value between the lowest, or `low` if that is lower, and the highest; "" without values."""
+        known = [value for value in values if value is not None and isfinite(value)]
+        low, top = min([low, *known]), len(self._blocks) - 2
+        size = max([*known, low]) - low or 1.0
+        return "".join(self._blocks[1 + round((value - low) / size * top)] for value in known)
+
     def _rank_lines(self, ranks: Sequence[TopRank], at: int, room: int, width: int) -> Iterator[Line]:
         """Yield the table of ranks around the selected one (`at`) in at most `room` lines, with the columns that fit."""
         if not ranks or room < 2:
@@ -196,7 +215,7 @@ class Screen:
         room -= 1
         start = max(0, min(at - room // 2, len(ranks) - room))
         for number, rank in enumerate(ranks[start : start + room], start):
-            cpu, size, steps, quiet, beat = _rank_cells(rank)
+            cpu, size, steps, loss, quiet, beat = _rank_cells(rank)
             late = rank.heartbeat is None or rank.heartbeat > _LATE
             cells = {
                 "RANK": (self._safe(names[id(rank)]), ""),
@@ -205,6 +224,9 @@ class Screen:
                 "CPU": (cpu, ""),
                 "MEMORY": (size, ""),
                 "STEPS/S": (steps, "cyan"),
+                "SPEED": (self._trend(rank.trends[0], 0.0), "cyan"),
+                "LOSS": (loss, "" if rank.loss is None or isfinite(rank.loss) else "red"),
+                "TREND": (self._trend(rank.trends[1]), "cyan"),
                 "NO OUTPUT": (quiet, "yellow" if (rank.quiet or 0) > _QUIET else "dim"),
                 "BEAT": (beat, "red" if late else "dim"),
             }
@@ -231,6 +253,7 @@ class Screen:
                 {
                     **{name: getattr(rank, name) for name in names},
                     "steps_per_second": rank.speed,
+                    "loss": plain_number(rank.loss),
                     "no_output": rank.quiet,
                     "last_line": self._hide(rank.line),
                 }
@@ -286,13 +309,13 @@ def _device_cells(row: Row) -> tuple[str, str, str]:
     return load, memory(row.used, row.total or None), "" if row.temperature is None else f"{row.temperature} C"
 
 
-def _rank_cells(rank: TopRank) -> tuple[str, str, str, str, str]:
-    """Format CPU, memory, steps a second, time without output, and the age of the heartbeat; "" for what is not known."""
+def _rank_cells(rank: TopRank) -> tuple[str, str, str, str, str, str]:
+    """Format CPU, memory, steps a second, loss, time without output, and age of the heartbeat; "" for what is not known."""
     cpu = "" if rank.cpu is None else f"{rank.cpu:.0f} %"
     size = "" if rank.memory is None else human_bytes(rank.memory)
     steps = "" if rank.speed is None else speed(rank.speed)
     quiet, beat = ("" if age is None else human_seconds(age) for age in (rank.quiet, rank.heartbeat))
-    return cpu, size, steps, quiet, beat
+    return cpu, size, steps, "" if rank.loss is None else f"{rank.loss:.4g}", quiet, beat
 
 
 def _width(texts: Iterable[str], least: int) -> int:

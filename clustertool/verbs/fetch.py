@@ -32,7 +32,6 @@ from clustertool.verbs.verb import Call, role_of
 from clustertool.watch.rank_metrics import newest_rows, read_rows
 
 _ROWS = 200_000  # of all ranks of a job in the answer of metrics
-_LEAST_ROWS = 100  # of each rank
 
 
 def fetch(call: Call) -> None:
@@ -123,7 +122,7 @@ def metrics(call: Call) -> None:
     with engine_of(call, newest=True) as engine:
         job = attach_to(engine, given.job)["id"]
         status = read(engine.fleet.ask_all(STATUS({"job": job})))
-        points = max(_LEAST_ROWS, _ROWS // max(1, len(status.processes)))
+        points = _ROWS // max(1, len(status.processes)) + 1
         rows = read_rows(status, engine.fleet.ask_all(METRICS({"job": job, "points": points})))
         rows.sort(key=lambda row: (row.t, row.key))
         newest = {key: its[-1].numbers for key, its in newest_rows(status, rows).items()}

@@ -10,9 +10,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
+from clustertool.model.config.folded_names import grouped
 from clustertool.model.job.attempts import ProcessStatus
 from clustertool.model.job.outcome import Key
-from clustertool.model.job.progress import NOTHING, Metrics
+from clustertool.model.job.progress import Metrics, plain_number
 from clustertool.model.job.state import JobStatus
 from clustertool.model.wire.agent_answers import MetricsAnswer
 
@@ -47,15 +48,6 @@ class MetricsRow:
 
 
 @dataclass(frozen=True)
-class JobProgress:
-    """How far a job is; None for what is not known. eta: seconds to its end."""
-
-    percent: float | None = None
-    eta: float | None = None
-    loss: float | None = None
-
-
-@dataclass(frozen=True)
 class LossWarning:
     """Ranks with a wrong loss, and the newest one of the first of them. median: of all ranks, if it is apart from theirs."""
 
@@ -70,31 +62,31 @@ def read_rows(status: JobStatus, answers: Mapping[int, MetricsAnswer]) -> list[M
     for index, answer in sorted(answers.items()):
         skew = status.nodes[index].skew if index in status.nodes else 0.0
         for role, rank, attempt, t, row in answer.get("metrics", ()):
-            if status.has_rank(index, (role, rank), attempt) and len(row) == len(NOTHING):
+            if status.has_rank(index, (role, rank), attempt):
                 found.append(MetricsRow(role, rank, attempt, t - skew, Metrics.of_row(row)))
     return found
 
 
 def newest_rows(status: JobStatus, rows: Iterable[MetricsRow]) -> dict[Key, list[MetricsRow]]:
     """Group the rows of each rank in its newest attempt, in order of time."""
-    found: dict[Key, list[MetricsRow]] = {}
-    for row in sorted(rows, key=lambda row: row.t):
-        process = status.processes.get(row.key)
-        if process is not None and process.attempt == row.attempt:
-            found.setdefault(row.key, []).append(row)
-    return found
+    newest = {key: process.attempt for key, process in status.processes.items()}
+    return grouped((row.key, row) for row in sorted(rows, key=lambda row: row.t) if newest.get(row.key) == row.attempt)
 
 
-def job_progress(processes: Iterable[ProcessStatus], rows: Mapping[Key, Sequence[MetricsRow]]) -> JobProgress:
-    """Compute how far the trainers are: the slowest percentage, the latest end of those that run, the first rank's loss."""
-    ranks = sorted((one for one in processes if one.role == "trainer"), key=lambda one: one.rank)
-    numbers = {one.key: rows[one.key][-1].numbers if one.key in rows else NOTHING for one in ranks}
-    left = [eta for one in ranks if one.state.alive for eta in [numbers[one.key].eta] if eta is not None]
-    return JobProgress(
-        min((one.percent for one in numbers.values() if one.percent is not None), default=None),
-        max(left, default=None),
-        next((one.loss for one in numbers.values() if one.loss is not None), None),
-    )
+def job_progress(
+    processes: Iterable[ProcessStatus], rows: Mapping[Key, Sequence[MetricsRow]]
+) -> dict[str, float | str | None]:
+    """Build `progress` of `status --json`: how far the trainers are; None for what is not known.
+
+    percent: of the slowest. eta: seconds until the last of those that run ends. loss: of the first rank that prints one.
+    """
+    ranks = sorted((one for one in processes if one.role == "trainer" and one.key in rows), key=lambda one: one.rank)
+    numbers = [(one.state.alive, rows[one.key][-1].numbers) for one in ranks]
+    return {
+        "percent": min((one.percent for _, one in numbers if one.percent is not None), default=None),
+        "eta": max((one.eta for alive, one in numbers if alive and one.eta is not None), default=None),
+        "loss": next((plain_number(one.loss) for _, one in numbers if one.loss is not None), None),
+    }
 
 
 def find_wrong_losses(rows: Mapping[Key, Sequence[MetricsRow]]) -> list[LossWarning]:

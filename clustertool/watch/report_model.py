@@ -11,11 +11,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from clustertool.model.config.folded_names import grouped
 from clustertool.model.container.job_container import JobContainer, container_of
 from clustertool.model.elastic.membership import EpochChange
 from clustertool.model.job.attempts import ProcessStatus
 from clustertool.model.job.node_status import NodeTrouble
 from clustertool.model.job.outcome import Key, Outcome, describe_exit
+from clustertool.model.job.progress import Metrics
 from clustertool.model.job.state import JobStatus
 from clustertool.model.job.state_names import JobState, NodeState, RankState
 from clustertool.model.job.usage import rates
@@ -26,6 +28,7 @@ from clustertool.watch import news
 from clustertool.watch.job_view import JobView
 from clustertool.watch.lines import excerpt
 from clustertool.watch.news import News
+from clustertool.watch.rank_metrics import MetricsRow
 from clustertool.watch.sanitize import harmless
 from clustertool.watch.straggler import Curve, RankPace, find_stragglers
 
@@ -74,6 +77,7 @@ class RankReport:
     recorded: bool = True  # False: its node did not answer, and there is only what other nodes know of it
     output: float | None = None  # when it printed last; None if that is not known
     last: Sequence[str] = ()
+    numbers: Sequence[tuple[float, Metrics]] = ()  # that it had printed by a time, in all attempts
 
     @property
     def key(self) -> Key:
@@ -142,6 +146,12 @@ class ReportModel:
     def rank(self, key: Key) -> RankReport | None:
         return next((rank for rank in self.ranks if rank.key == key), None)
 
+    @property
+    def restarts(self) -> Sequence[float]:
+        """When each attempt but the first began, by the first start of a rank in it."""
+        starts = sorted(((span.attempt, span.start) for rank in self.ranks for span in rank.spans), reverse=True)
+        return list({attempt: start for attempt, start in starts if attempt}.values())
+
     def name(self, node: int) -> str:
         return next((one.name for one in self.nodes if one.index == node), f"node {node}")
 
@@ -151,11 +161,14 @@ def _shown_epoch(epoch: EpochChange, clean: Hide) -> EpochChange:
     return epoch._replace(cause=clean(epoch.cause), left=tuple((node, clean(why)) for node, why in epoch.left))
 
 
-def build_report_model(status: JobStatus, answers: Answers, hide: Hide, notes: Sequence[str] = ()) -> ReportModel:
+def build_report_model(
+    status: JobStatus, answers: Answers, hide: Hide, notes: Sequence[str] = (), rows: Sequence[MetricsRow] = ()
+) -> ReportModel:
     """Build the model of the report from the status and the nodes' answers.
 
     Its times begin with the first event of any node, and end with the last one, or, while the job runs, with the answers.
-    hide: replaces secrets in a text. notes: further notes for the page, such as nodes that did not answer.
+    hide: replaces secrets in a text. notes: further notes for the page, such as nodes that did not answer. rows: the numbers
+    that ranks have printed.
     """
 
     def clean(text: str) -> str:
@@ -169,10 +182,12 @@ def build_report_model(status: JobStatus, answers: Answers, hide: Hide, notes: S
     known = {(str(r["role"]), int(r["rank"])): r for answer in answers.values() for r in answer["ranks"]}
     plans = {(str(p["role"]), int(p["rank"])): p for a in answers.values() for p in a["plan"].get("processes", ())}
     lives = _spans_of_ranks(status, answers, began, last)
+    printed = grouped((row.key, (row.t - began, row.numbers)) for row in sorted(rows, key=lambda row: row.t))
     ranks = [
         replace(
             _rank_report(status, process, known.get(key), plans.get(key), began, clean),
             spans=lives.get(key, ()),
+            numbers=printed.get(key, ()),
             recorded=process.node in answers,
             last=[clean(line) for line in tails[key].removesuffix("\n").split("\n")[-1:]] if tails.get(key) else (),
         )

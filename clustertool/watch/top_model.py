@@ -6,13 +6,14 @@ import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from clustertool.model.job.progress import StepRate, find_metrics
+from clustertool.model.job.progress import NOTHING, Metrics, StepRate
 from clustertool.model.job.rank_places import unpack
 from clustertool.model.job.state_names import RankState
 from clustertool.model.wire.agent_answers import CardValues, GlanceAnswer, JobSample, RankSample
 from clustertool.model.wire.event_types import MembershipSample, SamplePlan
 
 _HISTORY = 60
+_TREND = 8  # samples of a rank's trends
 SORTS = ("rank", "cpu", "memory", "rate")
 _BUCKETS = (10, 25, 50, 101)  # percent: nodes that are so close in load and memory are alike
 
@@ -34,6 +35,9 @@ class TopRank:
     line: str = ""
     heartbeat: float | None = None
     speed: float | None = None
+    loss: float | None = None
+    # Of the last samples, steps a second and loss.
+    trends: Sequence[tuple[float | None, ...]] = ((), ())
     quiet: float | None = None  # seconds since it printed something
     rate: StepRate = field(default_factory=StepRate)
     seconds: tuple[float, float] = (0.0, 0.0)  # CPU seconds, and when they were read
@@ -305,10 +309,12 @@ def _take_rank(rank: TopRank, values: RankSample, job: JobSample, t: float) -> N
     rank.seconds = (float(seconds or 0), t)
     rank.state, rank.pid, rank.log = RankState(values["state"]), int(values["pid"] or 0), str(values["log"] or "")
     rank.memory, rank.line, rank.heartbeat = values.get("memory"), str(values["line"]), job["heartbeat"]
-    found = find_metrics(f"{rank.line}\n")
+    found = Metrics.of_row(values["metrics"]) if "metrics" in values else NOTHING
     if found.step is not None:
         rank.rate.feed(found.step, t)
     rank.speed = rank.rate.compute(t) if rank.state is RankState.RUNNING else None
+    rank.loss = found.loss if found.loss is not None else rank.loss
+    rank.trends = [(*before, new)[-_TREND:] for before, new in zip(rank.trends, (rank.speed, rank.loss))]
     rank.quiet = values.get("quiet")
 
 

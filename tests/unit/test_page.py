@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import math
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 from typing import Any
 
 import pytest
 
+from clustertool.model.job.progress import Metrics
+from clustertool.model.job.state_names import RankState
 from clustertool.show.report_html import Html, Plot, band, chart, folded, human_time, page, tag, ticks
-from tests.unit.reports import BEGAN, CULPRIT, answers, story_of
+from clustertool.watch.report_model import RankReport, Span
+from tests.unit.reports import BEGAN, CULPRIT, SLOW, answers, story_of
 
 EVIL = "</pre></style><script>alert(1)</script><img src=x onerror=alert(2)>\"'&lt;"
 VOID = {"meta", "link"}
@@ -248,3 +253,24 @@ def test_ticks_are_round_and_few(end: float) -> None:
     assert len(found) <= 7
     assert all(t <= end for t in found)
     assert len({human_time(t) for t in found}) == len(found)
+
+
+def test_loss_and_throughput_with_restarts() -> None:
+    story = story_of(answers(3, 2))
+    assert "Loss and throughput" not in page(story, BEGAN)
+
+    def numbers(rank: RankReport) -> list[tuple[float, Metrics]]:
+        loss = math.nan if rank.rank == SLOW else 2.0
+        return [
+            (float(t), Metrics(loss=loss / (t + 1), steps_per_second=3.0, samples_per_second=24.0)) for t in range(9)
+        ]
+
+    spans = [Span(0.2, 3.0, RankState.FAILED, 0), Span(4.0, 600.0, RankState.STOPPED, 1)]
+    ranks = [replace(rank, numbers=numbers(rank), spans=spans) for rank in story.ranks]
+    again = replace(story, ranks=ranks)
+    assert again.restarts == [4.0]
+    reader = Reader(page(again, BEGAN))
+    assert "loss of each rank" in reader.text and "samples/s of each rank" in reader.text
+    assert "steps/s of each rank" not in reader.text, "of the rates, the one that says most"
+    assert [attrs["d"] for name, attrs in reader.tags if attrs.get("class") == "line restart"] == ["M7 100.0V0"] * 2
+    assert "nan" not in " ".join(str(attrs.get("d")) for _, attrs in reader.tags)

@@ -12,8 +12,8 @@ from clustertool.model.job.progress import Metrics
 from clustertool.model.job.state import JobStatus
 from clustertool.model.job.state_names import RankState
 from clustertool.show.job_text import loss_text
+from clustertool.show.status_view import progress_text
 from clustertool.watch.rank_metrics import (
-    JobProgress,
     MetricsRow,
     find_wrong_losses,
     job_progress,
@@ -98,10 +98,10 @@ def test_how_far_a_job_is() -> None:
     found = status(3)
     given = [row(1, percent=40.0, eta=90.0, loss=2.0), row(2, percent=60.0, eta=30.0, loss=3.0)]
     rows = newest_rows(found, read_rows(found, {1: {"metrics": given[:1]}, 2: {"metrics": given[1:]}}))
-    assert job_progress(found.processes.values(), rows) == JobProgress(40.0, 90.0, 2.0)
+    assert job_progress(found.processes.values(), rows) == {"percent": 40.0, "eta": 90.0, "loss": 2.0}
     found.processes["trainer", 1].state = RankState.DONE
-    assert job_progress(found.processes.values(), rows) == JobProgress(40.0, 30.0, 2.0)
-    assert job_progress(found.processes.values(), {}) == JobProgress()
+    assert job_progress(found.processes.values(), rows) == {"percent": 40.0, "eta": 30.0, "loss": 2.0}
+    assert job_progress(found.processes.values(), {}) == {"percent": None, "eta": None, "loss": None}
 
 
 def test_only_the_newest_attempt_counts() -> None:
@@ -109,3 +109,16 @@ def test_only_the_newest_attempt_counts() -> None:
     found.processes["trainer", 0].attempt = 1
     rows = [MetricsRow("trainer", 0, attempt, t, Metrics(step=t)) for attempt, t in ((0, 1.0), (1, 3.0), (1, 2.0))]
     assert [one.t for one in newest_rows(found, rows)["trainer", 0]] == [2.0, 3.0]
+
+
+@pytest.mark.parametrize(
+    "progress, text",
+    [
+        ({}, ""),
+        ({"percent": None, "eta": None, "loss": None}, ""),
+        ({"percent": 45.25, "eta": 730.0, "loss": 0.123456}, "45.2 %, about 12 min 10 s left, loss 0.1235"),
+        ({"percent": None, "eta": None, "loss": "NaN"}, "loss nan"),
+    ],
+)
+def test_the_sentence_of_status(progress: dict[str, object], text: str) -> None:
+    assert progress_text(progress) == text

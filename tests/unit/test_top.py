@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from clustertool.model.job.progress import find_metrics
 from clustertool.model.masking import mask
 from clustertool.show.terminal import Terminal
 from clustertool.show.top_view import Page, Screen, View, choose, draw
@@ -42,6 +43,7 @@ def rank(number: int, seconds: float = 0.0, line: str = "", **more: Any) -> dict
         "seconds": seconds,
         "memory": 10**9,
         "line": line,
+        "metrics": find_metrics(f"{line}\n").as_row(),
         **more,
     }
 
@@ -316,21 +318,21 @@ def test_a_page() -> None:
     assert shown[1].split() == ["NODES", "DEVICE", "UTIL", "MEMORY", "TEMP", "USED", "BY"]
     assert shown[2].split()[:3] == ["node1", "0", "H100"] and "  90 % " in shown[2] and "45.0/80 GiB" in shown[2]
     assert shown[4].rstrip().endswith("ann 20260102-030405-abcd") and shown[5].endswith("ECC  ")
-    assert shown[7].split() == [
-        "RANK",
-        "NODE",
-        "STATE",
-        "CPU",
-        "MEMORY",
-        "STEPS/S",
-        "NO",
-        "OUTPUT",
-        "BEAT",
-        "LAST",
-        "LINE",
-    ]
+    assert shown[7].split() == "RANK NODE STATE CPU MEMORY STEPS/S LOSS TREND NO OUTPUT BEAT LAST LINE".split()
     assert shown[8].split()[:5] == [">", "trainer", "0", "node1", "running"]
     assert shown[-1] == "q quit  s sort  / filter  up/down choose  enter log  x stop"
+
+
+def test_trends_of_speed_and_loss() -> None:
+    picture = cluster(1)
+    for t in range(1, 11):
+        loss = "nan" if t == 10 else f"{10.0 - t}"
+        picture.feed(0, "node1", sample(float(t), [], rank(0, line=f"step={t * t} loss={loss}")), float(t))
+    head, row = [line for line in texts(page_of(picture, 160, now=10.0)) if "LAST LINE" in line or "step=100" in line]
+    at = {name: head.index(name) for name in ("SPEED", "LOSS", "TREND")}
+    assert row[at["SPEED"] :].startswith("▄▄▅▅▆▇▇█ "), row
+    assert row[at["LOSS"] :].startswith("nan ")
+    assert row[at["TREND"] :].startswith("█▇▆▅▃▂▁ "), row
 
 
 def test_the_last_line_has_room_on_a_narrow_terminal() -> None:

@@ -58,11 +58,12 @@ class Metrics(NamedTuple):
 
     @classmethod
     def of_row(cls, row: object) -> Metrics:
-        """Build them from the result of as_row(); impossible values are left out.
+        """Build them from the result of as_row(); missing and impossible values are None.
 
-        Raises ValueError, TypeError or OverflowError for what is none."""
-        if not isinstance(row, list) or len(row) != len(cls._fields):
-            raise ValueError(f"a row of {len(cls._fields)} numbers is expected")
+        Raises ValueError, TypeError or OverflowError for another value.
+        """
+        if not isinstance(row, list):
+            raise ValueError("no row of numbers")
         return checked({name: float(value) for name, value in zip(cls._fields, row) if value is not None})
 
     def as_row(self) -> List[object]:

@@ -341,6 +341,7 @@ class _SampleDetails(TypedDict, total=False):
     seconds: float  # of CPU time
     memory: int  # resident bytes
     quiet: float  # seconds since it printed
+    metrics: fields.MetricsRow
 
 
 class RankSample(RankName, _SampleDetails):

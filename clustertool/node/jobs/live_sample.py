@@ -16,6 +16,7 @@ from clustertool.errors import NotFound
 from clustertool.model.elastic.membership import Membership
 from clustertool.model.job.attempts import ProcessStatus
 from clustertool.model.job.node_status import NodeStatus
+from clustertool.model.job.progress import NOTHING, find_metrics
 from clustertool.model.job.state import JobStatus
 from clustertool.model.job.state_names import RankState
 from clustertool.model.wire.record_lines import read_events
@@ -193,20 +194,21 @@ class _SampledJob:
         living = found is not None and "seconds" in shown and found.state not in "ZX"
         if rank.state.alive and not living and not self.record.supervised(self._here):
             shown["state"] = RankState.LOST  # its machine has crashed since
-        shown["line"], written = _last_line(self.record.paths.dir, rank.log) if rank.log else ("", 0.0)
+        shown["line"], written, shown["metrics"] = _last_line(self.record.paths.dir, rank.log)
         if written and (shown["state"] is RankState.LOST or shown["state"].alive):
             shown["quiet"] = round(max(0.0, time.time() - written), 1)
         return cast("RankSample", shown)
 
 
-def _last_line(job_dir: str, log: str) -> Tuple[str, float]:
-    """Read the last line of a log that is not empty, of a progress bar its last state, and when the log was written last.
+def _last_line(job_dir: str, log: str) -> Tuple[str, float, List[object]]:
+    """Read the last line of a log that is not empty, of a progress bar its last state; when it was written; and its numbers.
 
-    Reads 2 KiB, and returns 160 characters at most; ("", 0.0) if the log cannot be read.
+    Reads 2 KiB, and returns 160 characters at most; ("", 0.0, no numbers) if there is no log or it cannot be read.
     """
     with contextlib.suppress(OSError, NotFound):
         with files.closing(files.open_job_dir(job_dir)) as job:
             data, written = end_of(job, log, _TAIL)
-        lines = [line.strip() for line in data.decode("utf-8", "backslashreplace").replace("\r", "\n").split("\n")]
-        return next((line for line in reversed(lines) if line), "")[:_LINE], written
-    return "", 0.0
+        text = data.decode("utf-8", "backslashreplace")
+        lines = [line.strip() for line in text.replace("\r", "\n").split("\n")]
+        return next((line for line in reversed(lines) if line), "")[:_LINE], written, find_metrics(text).as_row()
+    return "", 0.0, NOTHING.as_row()

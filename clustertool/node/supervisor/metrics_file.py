@@ -45,7 +45,7 @@ class MetricsFile:
         link.metrics = own
         if self._writes and time.monotonic() >= self._at and not self._worker.waiting:
             self._at = time.monotonic() + _EVERY
-            self._worker.put(self._write, link.all_metrics())
+            self._worker.put(self._write, {**link.other_metrics, **own})
 
     def close(self) -> None:
         """Have the thread remove the file, and end; wait up to 0.5 s for that."""

@@ -175,11 +175,8 @@ class CoordinatorLink:
         self.attempt = 0  # of the job, as this node knows it
         self.progress: Sequence[Reached] = ()  # of this node's ranks
         self.metrics: Mapping[Key, Metrics] = {}  # of this node's ranks, with METRICS_FILE
+        self.other_metrics: Dict[Key, Metrics] = {}  # on the coordinator's node: of ranks of other nodes
         self.lease: Optional[LeaseKeeper] = None  # of this node, in an elastic job
-
-    def all_metrics(self) -> Mapping[Key, Metrics]:
-        """Return the newest numbers of the ranks of all nodes, as far as they are known here."""
-        return self.metrics
 
     @property
     def connecting(self) -> bool:

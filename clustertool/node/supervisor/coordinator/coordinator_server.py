@@ -189,13 +189,6 @@ class CoordinatorServer(CoordinatorLink):
         late = self._clock.now - self._finished_at > self._spec["policy"]["loss_timeout"]
         return late or not self._members.unacknowledged(self._state.lost)
 
-    def all_metrics(self) -> Dict[Key, Metrics]:
-        """Return the newest numbers of the ranks of all nodes, with those that the members have sent."""
-        found = dict(self.metrics)
-        for member in self._members.nodes.values():
-            found.update(member.metrics)
-        return found
-
     def epoch_end(self, outcome: Outcome) -> EpochEnd:
         """Build the record of the epoch's end: the nodes that leave, the used restarts, and the lost nodes that had joined.
 
@@ -386,7 +379,7 @@ class CoordinatorServer(CoordinatorLink):
                 member.ranks = self._read_progress(node, message["ranks"])
             for role, rank, row in message.get("metrics", ()):
                 if (role, rank) in self._state.shape.on(node):
-                    member.metrics[role, rank] = Metrics.of_row(row)
+                    self.other_metrics[role, rank] = Metrics.of_row(row)
             if "beat" in message:
                 member.note_beat(message["beat"])
             event = self._read_event(node, message) if member.mail.take(message) else None

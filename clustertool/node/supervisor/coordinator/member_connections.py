@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from _typeshed import FileDescriptorLike
 
     from clustertool.model.field_types import RankOutput
-    from clustertool.model.job.outcome import Key
-    from clustertool.model.job.progress import Metrics
     from clustertool.model.wire.coordinator_messages import Incarnation
 
 _LATE = 1.0  # for a node that has not joined when the job ends
@@ -130,7 +128,6 @@ class JobMember:
         self.left = False
         self.first_order = 0  # the number of the first message that is an order, 0 before
         self.ranks: List[RankOutput] = []  # the progress of its ranks when it reported that
-        self.metrics: Dict[Key, Metrics] = {}  # the numbers that its ranks had printed then, with METRICS_FILE
         self.sender: Optional[Incarnation] = None  # the supervisor that has joined
         self.last_at = boottime()  # when the newest message came, by CLOCK_BOOTTIME
         self.seen = self.acknowledged = 0  # the number of the newest beat, and that which was sent back
