@@ -147,3 +147,49 @@ def test_what_the_jobs_devices_did(site, nvml) -> None:
     for chart in ("Devices: busy", "Devices: memory", "device 0", "device 1"):
         assert page.count(chart) >= 2, chart
     assert "device 2" not in page  # no card of this job
+
+
+# A rank prints a bar and a loss, which is NaN for rank 1.
+PRINTS = """
+    import os, time
+    loss = "nan" if os.environ["RANK"] == "1" else "0.25"
+    for step in range(1, 10_000):
+        print(f"step={step}/10000 loss={loss} lr=1e-4", flush=True)
+        time.sleep(0.05)
+"""
+
+
+def test_numbers_that_ranks_print(site) -> None:
+    pair = site(2)
+    pair.workspace(train_py=PRINTS)
+    job = pair.inv("run", "-w", "job", "--detach").ends(0).job
+
+    def rows() -> list[dict[str, object]]:
+        return pair.inv("metrics", "--json").ends(0).json["rows"]
+
+    until(lambda: len([row for row in rows() if row["eta"]]) >= 2, 60.0, lambda: f"two records of each rank: {rows()}")
+    assert {(row["rank"], row["loss"]) for row in rows()} == {(0, 0.25), (1, "NaN")}
+    status = pair.inv("status", "--json").ends(0).json
+    assert status["progress"]["loss"] == 0.25 and status["progress"]["percent"] > 0 and status["progress"]["eta"] > 0
+    assert status["warnings"] == ["the loss of trainer 1 is nan"]
+    assert [one["metrics"]["lr"] for one in status["processes"]] == [1e-4, 1e-4]
+    text = pair.inv("status").ends(0).out
+    assert re.search(r"progress: +step \d+.*, \d+\.\d %, about .* left, loss 0\.25", text), text
+    assert "the loss of trainer 1 is nan" in text
+    assert re.search(r"trainer +1 +\d+ +10000 +.* +nan +0\.0001", pair.inv("metrics").ends(0).out)
+    prometheus = pair.inv("metrics", "--prometheus").ends(0).out
+    assert f'clustertool_loss{{job="{job}",role="trainer",rank="0"}} 0.25\n' in prometheus
+    written = pair.inv("metrics", "--job", job, "--to", "loss.csv").ends(0)
+    assert "-> loss.csv" in written.out
+    head, *lines = (pair.folder / "loss.csv").read_text().splitlines()
+    assert head.startswith("time,role,rank,attempt,epoch,step,") and len(lines) >= 4
+    assert pair.inv("metrics", "--csv").ends(0).out.splitlines()[0] == head
+    pair.inv("metrics", "--csv", "--prometheus").ends(64)
+    top = pair.inv("top", "--json").ends(0).json
+    assert {(rank["rank"], rank["loss"]) for rank in top["ranks"]} == {(0, 0.25), (1, "NaN")}
+    pair.inv("report", "--to", "page.html").ends(0)
+    page = Reader((pair.folder / "page.html").read_text()).text
+    for shown in ("loss of each rank", "steps/s of each rank", "the loss of trainer 1 is nan"):
+        assert shown in page, shown
+    pair.inv("stop").ends(0)
+    pair.gone(60.0)
