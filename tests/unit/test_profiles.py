@@ -137,6 +137,7 @@ def test_what_a_program_does_not_print_any_more_stays() -> None:
     before = Metrics(step=2, total_steps=4, percent=50.0, loss=0.5)
     assert find_metrics("step=3/4\n").after(before) == Metrics(step=3, total_steps=4, percent=75.0, loss=0.5)
     assert find_metrics("saving\n").after(before) == before
+    assert find_metrics("step=3\n").after(before) == before._replace(step=3), "of how many is not known"
 
 
 @pytest.mark.parametrize(

@@ -52,9 +52,8 @@ class Metrics(NamedTuple):
     def after(self, before: Metrics) -> Metrics:
         """Return these numbers with those that were known before, and the percentage by the epoch that is known then."""
         known = self.or_before(before)
-        if self.step is None or self.percent is not None:
-            return known
-        return known._replace(percent=_percent(known, in_epoch=True))
+        percent = _percent(known, in_epoch=True) if self.percent is None else None
+        return known if percent is None else known._replace(percent=percent)
 
     @classmethod
     def of_row(cls, row: object) -> Metrics:
