@@ -131,13 +131,9 @@ def metrics(call: Call) -> None:
         if call.json and to is None:
             call.answer(answer)
         elif given.csv or given.prometheus or to is not None:
-            text = (
-                prometheus_text(job, newest)
-                if given.prometheus
-                else json.dumps(answer)
-                if call.json
-                else csv_text(plain)
-            )
+            text = json.dumps(answer) if call.json else csv_text(plain)
+            if given.prometheus:
+                text = prometheus_text(job, newest)
             if to is None:
                 call.terminal.block(text.rstrip("\n"))
                 return

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from statistics import median
 
 from clustertool.model.config.folded_names import grouped
@@ -20,8 +21,8 @@ from clustertool.model.wire.agent_answers import MetricsAnswer
 LOSS_RULES = (
     "NaN: the newest loss of a trainer is NaN or infinite.",
     "Apart: three or more trainers print a loss and are at about the same step (90 % to 110 % of their median); each of the "
-    "three newest losses of one is further from the median of their newest losses than half of this median, and than five "
-    "times the median of all such distances.",
+    "three newest different losses of one is further from the median of their newest losses than half of this median, and "
+    "than five times the median of all such distances.",
 )
 _FEW, _NEWEST = 3, 3
 _NEAR, _HALF, _SPREAD = 0.1, 0.5, 5.0
@@ -93,7 +94,9 @@ def find_wrong_losses(rows: Mapping[Key, Sequence[MetricsRow]]) -> list[LossWarn
     """Find the trainers with a loss that LOSS_RULES names: first those whose loss is no number, then each that is apart."""
     trainers = {key: [row.numbers for row in its if row.numbers.loss is not None] for key, its in rows.items()}
     known = {key: its for key, its in sorted(trainers.items()) if its and key[0] == "trainer"}
-    losses = {key: [one.loss or 0.0 for one in its[-_NEWEST:]] for key, its in known.items()}
+    losses = {
+        key: [loss for loss, _ in groupby(one.loss or 0.0 for one in its)][-_NEWEST:] for key, its in known.items()
+    }
     wrong = [key for key, its in losses.items() if not math.isfinite(its[-1])]
     found = [LossWarning(tuple(wrong), losses[wrong[0]][-1])] if wrong else []
     steps = [its[-1].step for its in known.values() if its[-1].step is not None]

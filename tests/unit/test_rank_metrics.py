@@ -51,22 +51,23 @@ HISTORIES: list[tuple[str, Rows, list[str]]] = [
         losses(*ALIKE, [8.0, 8.5, 9.0]),
         ["the loss of trainer 3 is 9, where the median of the trainers is 2.325"],
     ),
-    ("one leaves the others, for one record only", losses(*ALIKE, [2.4, 2.3, 9.0]), []),
+    ("one leaves the others, for one loss only", losses(*ALIKE, [2.4, 2.3, 9.0]), []),
+    ("a loss that is in several records", losses(*ALIKE, [2.4, 2.3, 9.0, 9.0, 9.0]), []),
     ("one comes back", losses(*ALIKE, [8.0, 8.5, 2.4]), []),
-    ("two: none is right", losses([2.4, 2.4, 2.4], [9.0, 9.0, 9.0]), []),
-    ("noise between shards", losses([2.0] * 3, [1.0] * 3, [3.0] * 3, [5.0] * 3, [4.0] * 3), []),
-    ("close, and all others equal", losses([2.0] * 3, [2.0] * 3, [2.0] * 3, [2.5] * 3), []),
-    ("another step", losses(*ALIKE, [9.0] * 3, steps=[100, 100, 100, 50]), []),
+    ("two: none is right", losses([2.4, 2.3, 2.2], [9.0, 9.1, 9.2]), []),
+    ("noise between shards", losses(*([n, n + 0.1, n] for n in (2.0, 1.0, 3.0, 5.0, 4.0))), []),
+    ("close, and all others equal", losses([2.0] * 3, [2.0] * 3, [2.0] * 3, [2.5, 2.6, 2.5]), []),
+    ("another step", losses(*ALIKE, [9.1, 9.0, 9.2], steps=[100, 100, 100, 50]), []),
     (
         "NaN and apart",
-        losses(*ALIKE, [NAN], [9.0] * 3),
+        losses(*ALIKE, [NAN], [9.2, 9.1, 9.0]),
         [
             "the loss of trainer 3 is nan",
             "the loss of trainer 4 is 9, where the median of the trainers is 2.325",
         ],
     ),
     ("pservers", losses([2.0] * 3, [2.0] * 3, [2.0] * 3, [NAN] * 3, role="pserver"), []),
-    ("a loss near 0", losses([0.01] * 3, [0.011] * 3, [0.009] * 3, [0.012] * 3), []),
+    ("a loss near 0", losses(*([n, n + 1e-4, n] for n in (0.01, 0.011, 0.009, 0.012))), []),
 ]
 
 

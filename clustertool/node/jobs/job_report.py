@@ -9,8 +9,7 @@ import contextlib
 import json
 import os
 import time
-from collections import deque
-from typing import TYPE_CHECKING, Deque, Dict, Iterator, List, Mapping, Sequence, Tuple
+from typing import TYPE_CHECKING, Dict, Iterator, List, Mapping, Sequence, Tuple
 
 from clustertool.errors import NotFound
 from clustertool.model.job import usage
@@ -42,7 +41,9 @@ _FAILED = 4  # failed ranks of a node with long excerpts; more of them usually f
 _Lines = List[usage.UsageLine]
 _LONGEST = 2000  # characters of a command
 _NEWEST = 1 << 17  # bytes of metrics.jsonl in which the newest numbers of ranks are
-_FEW = 5  # newest records of a rank
+_FEW = 5  # newest different losses of a rank
+_ATTEMPTS = 100  # of a rank, the newest ones
+_ROWS = 150_000  # of all ranks in an answer
 _Attempt = Tuple[str, int, int]  # role, rank, number
 
 
@@ -95,13 +96,14 @@ def metrics(node: NodeContext, request: requests.ReportRequest) -> answers.Metri
     with files.closing(files.open_job_dir(record.paths.dir)) as job:
         for attempt, t, numbers in _recorded_metrics(job, ranks):
             found.setdefault(attempt, []).append((t, numbers))
-    for role, rank, number, t, row in _read_output(record, ranks)[1]:  # what the last record does not have
-        rows = found.setdefault((role, rank, number), [])
-        if not rows or rows[-1][1].as_row() != row:
+    newest = {row[:3]: row for row in _read_output(record, ranks)[1]}
+    for attempt, (*_, t, row) in newest.items():
+        rows = found.setdefault(attempt, [])
+        if not rows or rows[-1][1].as_row() != row:  # the last record does not have it
             rows.append((t, Metrics.of_row(row)))
+    most = max(1, min(request["points"], _ROWS // max(1, len(found))))
     for attempt, rows in found.items():
-        every = -(-len(rows) // max(1, request["points"]))
-        found[attempt] = rows[::-1][::every][::-1]
+        found[attempt] = rows[:: len(rows) // -most][::-1]  # from the newest one
     return {"metrics": [(*attempt, t, one.as_row()) for attempt, rows in found.items() for t, one in rows]}
 
 
@@ -109,7 +111,8 @@ def _recorded_metrics(
     job: int, ranks: Sequence[ProcessStatus], most: int = -1
 ) -> Iterator[Tuple[_Attempt, float, Metrics]]:
     """Yield the recorded numbers of attempts of these ranks, with their times. most: see rank_log.metrics()."""
-    attempts = [(*rank.key, number) for rank in ranks for number in range(rank.attempt + 1)]
+    newest = [(rank.key, max(0, rank.attempt - _ATTEMPTS), rank.attempt + 1) for rank in ranks]
+    attempts = [(*key, number) for key, low, high in newest for number in range(low, high)]
     logs = {JobPaths.log(*attempt): attempt for attempt in attempts}
     for t, log, numbers in rank_log.metrics(job, most):
         if log in logs:
@@ -283,25 +286,31 @@ def _read_plan(job: int) -> answers.JobPlan:
     return {"policy": spec["policy"], "work_dir": spec["work_dir"], "processes": ranks}
 
 
+def _add_loss(rows: List[Tuple[float, Metrics]], t: float, numbers: Metrics) -> None:
+    """Add a record; keep the newest of those with the same loss, and the newest five."""
+    same = bool(rows) and rows[-1][1].loss == numbers.loss
+    rows[:] = [*rows[: -1 if same else None], (t, numbers)][-_FEW:]
+
+
 def _read_output(record: Record, ranks: Sequence[ProcessStatus]) -> Tuple[List[RankOutput], List[RankMetrics]]:
     """Read the progress of each rank that was started, from its last attempt's log, and its newest numbers: (output, metrics).
 
-    Up to five records of numbers of a rank, the newest last; it includes what the log has. The times are those of the last
-    write. Ranks whose log cannot be read are left out.
+    Of a rank, up to five records of numbers, with different losses; the last one is the newest and includes what the log has.
+    The times are those of the last write. Ranks whose log cannot be read are left out.
     """
     output: List[RankOutput] = []
     rows: List[RankMetrics] = []
     with contextlib.suppress(NotFound):  # a program has removed the directory
         with files.closing(files.open_job_dir(record.paths.dir)) as job:
-            before: Dict[_Attempt, Deque[Tuple[float, Metrics]]] = {}
+            known: Dict[_Attempt, List[Tuple[float, Metrics]]] = {}
             for attempt, t, numbers in _recorded_metrics(job, ranks, _NEWEST):
-                before.setdefault(attempt, deque(maxlen=_FEW)).append((t, numbers))
+                _add_loss(known.setdefault(attempt, []), t, numbers)
             for rank in filter(lambda rank: rank.pid, ranks):
                 now = progress(job, record.paths.log(*rank.key, rank.attempt), _PIECE)
                 if now is not None:
                     output.append((*rank.key, *now[:3]))
                     attempt = (*rank.key, rank.attempt)
-                    known = before.get(attempt, deque([(now.output, NOTHING)]))
-                    newest = now.output, now.numbers.after(known[-1][1])
-                    rows += [(*attempt, t, one.as_row()) for t, one in (*known, newest) if one != NOTHING]
+                    its = known.get(attempt, [])
+                    _add_loss(its, now.output, now.numbers.after(its[-1][1] if its else NOTHING))
+                    rows += [(*attempt, t, one.as_row()) for t, one in its]
     return output, rows
