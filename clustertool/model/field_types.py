@@ -7,6 +7,7 @@ characters. A list or an object has a number after its type, the limit of its en
 
 from __future__ import annotations
 
+from sys import float_info
 from typing import Dict, List, Optional, Tuple, TypeVar
 
 from clustertool.model.paths import is_base, is_job_id
@@ -19,7 +20,11 @@ T = TypeVar("T")
 
 def printed_number(value: object, path: str) -> object:
     """Check for a number that a program has printed: null, a number, or the name of one that JSON does not have."""
-    return value if value is None or value in ("NaN", "Infinity", "-Infinity") else number(-1e300, 1e300)(value, path)
+    return (
+        value
+        if value is None or value in ("NaN", "Infinity", "-Infinity")
+        else number(-float_info.max, float_info.max)(value, path)
+    )
 
 
 MOST_FILES = 250_000  # of a folder, in one answer

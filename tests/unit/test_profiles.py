@@ -8,7 +8,9 @@ import time
 
 import pytest
 
+from clustertool.model import field_types as fields
 from clustertool.model.job.progress import NOTHING, PROFILES, Metrics, find_metrics
+from clustertool.model.shape import Malformed, check_of
 
 BAR = "\x1b[32m━━━\x1b[0m\x1b[37m━━━━━━━━━━━━━━━━━\x1b[0m"
 LINES = {
@@ -167,3 +169,15 @@ def test_values_have_limits() -> None:
     assert found == Metrics(step=5, loss=-math.inf)
     assert found.as_row()[:7] == [None, 5, None, None, None, None, "-Infinity"]
     assert float(str(found.as_row()[6])) == -math.inf
+    assert Metrics.of_row([None, 3, -1, None, 101, 5.0, "NaN"]).as_row()[:7] == [None, 3, None, None, None, 5.0, "NaN"]
+
+
+@pytest.mark.parametrize("loss", ["-1.7e308", "1e999", "nan", "0"])
+def test_a_node_can_send_any_loss(loss: str) -> None:
+    check_of(fields.MetricsRow)(json.loads(json.dumps(find_metrics(f"loss={loss}\n").as_row())), "")
+
+
+@pytest.mark.parametrize("row", [[[]], ["x"], [True], [1] * 21, {"loss": 3}, None, [float("nan")]])
+def test_what_is_no_row_of_numbers(row: object) -> None:
+    with pytest.raises(Malformed):
+        check_of(fields.MetricsRow)(row, "")

@@ -106,7 +106,7 @@ _NO_LOSS = "".join(f"(?<!{name} )" for name in ("validation", "val", "eval", "te
 _LOSS = rf"{_NO_LOSS}(?<!\w)(?:train[_/ ])?loss(?:_step)?{_IS}(?P<loss>{_FLOAT})"
 _LR = rf"(?<!\w)(?:lr|learning[_ ]rate){_IS}(?P<lr>{_FLOAT})"
 _RATES = tuple(_rates())
-_BAR = r"\|\s*(?P<step>\d{1,15})/(?P<total_steps>\d{1,15}) \["
+_BAR = r"\|\s{0,9}(?P<step>\d{1,15})/(?P<total_steps>\d{1,15}) \["
 _BAR_RATE = r"(?P<rate>\d{1,15}(?:\.\d{1,9})?)(?P<scale>[kMG]?)(?P<kind>[a-z]{0,20})/s(?![a-z])"
 _BAR_TIME = r"(?P<duration>\d{1,15}(?:\.\d{1,9})?)(?P<unit>s)/[a-z]"
 _OF_BAR = (_BAR, _EPOCH, _LOSS, _LR, rf"\[[^]<]{{1,40}}<[^,\]]{{1,40}},\s{{0,9}}(?:{_BAR_RATE}|{_BAR_TIME})")
@@ -125,16 +125,14 @@ _KERAS = r"^\s{0,15}(?P<step>\d{1,15})/(?P<total_steps>\d{1,15}) "
 
 # The patterns are compiled when they are first used: an agent that reads no log need not wait for it (10 ms).
 PROFILES = (
-    Profile("Lightning", r"^\s*Epoch \d{1,9}: .{0,200}\|", _OF_BAR, in_epoch=True),
+    Profile("Lightning", r"^\s{0,9}Epoch \d{1,9}: .{0,200}\|", _OF_BAR, in_epoch=True),
     Profile("tqdm", _BAR, _OF_BAR),
     Profile("Hugging Face Trainer", r"\{'[^']{1,100}': .{1,4000}\}", _OF_DICT),
     Profile("Megatron", r"\biteration\s{1,20}\d{1,15}/\s{0,20}\d{1,15} \|", (_STEP, *_OF_MEGATRON)),
-    Profile("DeepSpeed", r"\bglobal_step=\d+, RunningAvg|\bstep=\d+, skipped=\d+, lr=", (_STEP, _LR, *_OF_DEEPSPEED)),
+    Profile("DeepSpeed", r"\bglobal_step=\d{1,15}, Run|\bstep=\d{1,15}, skipped=", (_STEP, _LR, *_OF_DEEPSPEED)),
     Profile("PaddleNLP", r"\bglobal_step: \d{1,15}, ", (_STEP, rf"epoch: (?P<epoch>{_FLOAT})", _LOSS, _LR, *_RATES)),
     Profile("Paddle", r"^step\s{1,15}\d{1,15}/\d{1,15} (?:\[|- )", (_STEP, _LOSS, _LR, _STEP_TIME), in_epoch=True),
-    Profile(
-        "Keras", rf"{_KERAS}.{{0,200}}\b\d{{1,9}}[mu]?s/(?:step|epoch)", (_KERAS, _LOSS, _LR, _STEP_TIME), in_epoch=True
-    ),
+    Profile("Keras", rf"{_KERAS}.{{0,200}}\d[mu]?s/(?:step|epoch)", (_KERAS, _LOSS, _LR, _STEP_TIME), in_epoch=True),
     Profile("plain", "", (_STEP, _EPOCH, _LOSS, _LR, *_RATES)),
 )
 
@@ -182,8 +180,8 @@ def _numbers(profile: Profile, line: str) -> Metrics:
 
 def checked(values: Dict[str, float]) -> Metrics:
     """Build a Metrics without the values that are no possible ones: only a loss may be negative, NaN or infinite."""
-    good = {name: value for name, value in values.items() if name == "loss" or 0 <= value <= _LARGEST}
-    return Metrics(**good)
+    most = {name: 100.0 if name == "percent" else _LARGEST for name in values}
+    return Metrics(**{name: one for name, one in values.items() if name == "loss" or 0 <= one <= most[name]})
 
 
 def _percent(found: Metrics, in_epoch: bool) -> Optional[float]:
