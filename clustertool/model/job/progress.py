@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 import re
+from functools import partial
 from typing import Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
 
 _IS = r"""['"]?\s{0,20}[=:#]?\s{0,20}['"\[(]{0,2}\s{0,20}"""  # between a name and its value
@@ -21,7 +22,10 @@ _UNITS = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
 _KINDS = {"tok": "tokens_per_second", "sam": "samples_per_second", "exa": "samples_per_second"}
 _LARGEST = 1e18
 _CODES = re.compile(r"\x1b\[[\d;]{0,20}[A-Za-z]|\x08")  # colours, and the backspaces of bars
-_MORE = 20  # lines above that of the last step, in which other numbers are searched
+_HINT = re.compile(
+    r"step|epoch|iter|batch|loss|lr|rate|/s|per_s|tps|\d/\d", re.I
+)  # one of these is in a line with a number
+_MORE, _STEPS = 20, 3  # lines above that of the last step, and those with a step that are no bars, which are searched
 _WINDOW = 30.0  # seconds in which the speed of a program is measured
 _PATIENCE = 3.0  # of its own gaps between two steps
 
@@ -144,14 +148,14 @@ def find_metrics(text: str) -> Metrics:
     with a newline or, for bars, a carriage return.
     """
     whole = _CODES.sub("", text[: max(text.rfind("\n"), text.rfind("\r")) + 1])
-    found, later, in_epoch, left = NOTHING, NOTHING, False, _MORE
-    for line in filter(None, reversed(whole.replace("\r", "\n").split("\n"))):
-        left -= found.step is not None
-        if not left:
+    found, later, in_epoch, left = NOTHING, NOTHING, False, 1.0
+    for line in filter(partial(re.search, _HINT), reversed(whole.replace("\r", "\n").split("\n"))):
+        if left <= 0:
             break
         profile = next(one for one in PROFILES if re.search(one.mark, line, re.I))
         values = _numbers(profile, line)
         if found.step is not None:
+            left -= 1 / _MORE if values.step is None or profile.mark == _BAR else 1 / _STEPS
             values = values._replace(total_steps=None)  # of an earlier step
         elif values.step is not None:
             in_epoch = profile.in_epoch or values.epoch is not None
