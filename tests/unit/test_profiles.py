@@ -53,6 +53,7 @@ LINES = {
     ("Lightning", "Epoch 3:  16%|█▌        | 10/64 [00:10<00:54,  1.00it/s, v_num=0, train_loss=0.123]"): Metrics(
         epoch=3, step=10, total_steps=64, loss=0.123, steps_per_second=1.0
     ),
+    ("a bar of an evaluation", "Validation DataLoader 0:  50%|█████     | 5/10 [00:10<00:10,  0.50it/s]"): Metrics(),
     # Megatron-LM, main of November 2025, training/training.py: training_log()
     (
         "Megatron",

@@ -129,6 +129,7 @@ _KERAS = r"^\s{0,15}(?P<step>\d{1,15})/(?P<total_steps>\d{1,15}) "
 
 # The patterns are compiled when they are first used: an agent that reads no log need not wait for it (10 ms).
 PROFILES = (
+    Profile("a bar of an evaluation", r"^\s{0,9}(?:sanity|valid|eval|test|predict)[^|]{0,100}\d%\|", ()),
     Profile("Lightning", r"^\s{0,9}Epoch \d{1,9}: .{0,200}\|", _OF_BAR, in_epoch=True),
     Profile("tqdm", _BAR, _OF_BAR),
     Profile("Hugging Face Trainer", r"\{'[^']{1,100}': .{1,4000}\}", _OF_DICT),
