@@ -295,7 +295,7 @@ def test_a_printed_rate_counts(tmp_path: Path, job_dir: int) -> None:
 
 def test_records_of_numbers_that_are_none(tmp_path: Path, job_dir: int) -> None:
     good = [None, 3, None, None, None, None, "NaN", None, None, None, None]
-    bad = [[1.0, LOG, [1]], [1.0, LOG, None], {"t": 3}, [1.0, LOG, [[]] * 11], [1.0, LOG, ["x"] * 11], [-1, LOG, good]]
+    bad = [[1.0, LOG, None], {"t": 3}, [1.0, LOG, [[]] * 11], [1.0, LOG, ["x"] * 11], [-1, LOG, good]]
     files.create(
         job_dir, ".clustertool/metrics.jsonl", b"".join(json.dumps(one).encode() + b"\n" for one in bad) + b"[1"
     )
