@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 import re
 from functools import partial
-from typing import Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
+from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
 
 _IS = r"""['"]?\s{0,20}[=:#]?\s{0,20}['"\[(]{0,2}\s{0,20}"""  # between a name and its value
 _FLOAT = r"[-+]?(?:\d{1,15}(?:\.\d{0,20})?(?:e[-+]?\d{1,3})?|nan|inf(?:inity)?)(?!\.?\w)"
@@ -26,6 +26,8 @@ _HINT = re.compile(
     r"step|epoch|iter|batch|loss|lr|rate|/s|per_s|tps|\d/\d", re.I
 )  # one of these is in a line with a number
 _MORE, _STEPS = 20, 3  # lines above that of the last step, and those with a step that are no bars, which are searched
+_POSTED = {"learning_rate": "lr", "current_step": "step", "current_epoch": "epoch"}
+_MOST = 100  # numbers of one report
 _WINDOW = 30.0  # seconds in which the speed of a program is measured
 _PATIENCE = 3.0  # of its own gaps between two steps
 
@@ -187,6 +189,17 @@ def checked(values: Dict[str, float]) -> Metrics:
     """Build a Metrics without the values that are no possible ones: only a loss may be negative, NaN or infinite."""
     most = {name: 100.0 if name == "percent" else _LARGEST for name in values}
     return Metrics(**{name: one for name, one in values.items() if name == "loss" or 0 <= one <= most[name]})
+
+
+def posted_metrics(status: Any) -> Metrics:
+    """Read the numbers that Hugging Face's Trainer sends, the JSON of its KubeflowCallback (transformers 5.24).
+
+    Raises ValueError, KeyError, TypeError, AttributeError or OverflowError for another value.
+    """
+    about = status["trainerStatus"]
+    values = {"percent": about.get("progressPercentage"), "eta": about.get("estimatedRemainingSeconds")}
+    values.update((_POSTED.get(one["name"], one["name"]), one["value"]) for one in about.get("metrics", ())[:_MOST])
+    return checked({name: float(values[name]) for name in Metrics._fields if values.get(name) is not None})
 
 
 def _percent(found: Metrics, in_epoch: bool) -> Optional[float]:

@@ -46,6 +46,7 @@ from clustertool.node.storage import files
 from clustertool.node.storage.disk_worker import DiskWorker
 from clustertool.node.supervisor import prctl
 from clustertool.node.supervisor.rank_table import Growth, RankTable, Running
+from clustertool.node.supervisor.trainer_endpoint import TrainerEndpoint
 from clustertool.node.system import pressure, processes
 from clustertool.node.system.pressure import DiskWatch
 from clustertool.node.system.processes import Process, Stat
@@ -88,6 +89,14 @@ class NodeMonitor:
         self.devices = CardMonitor(family, spec, record)
         self.recorder = UsageRecorder(job, self.devices)
         self._sampled_at = 0.0
+        self.endpoint = TrainerEndpoint(job, spec, self._take_posted)
+        self.endpoint.start()
+
+    def _take_posted(self, key: Key, numbers: Metrics) -> None:
+        """Have the recorder add numbers that a rank of this node has sent; other ranks are ignored. In any thread."""
+        rank = self._ranks.find(key)
+        if rank is not None:
+            self.recorder.take_posted(key, JobPaths.log(*key, rank.attempt), numbers)
 
     def turn(self) -> bool:
         """Record how logs grew; each 0.5 s, sample descendants, disk and ranks, and have the recorder write the usage.
@@ -123,6 +132,7 @@ class NodeMonitor:
 
     def close(self) -> None:
         """Record the last growth of the logs, and wait briefly for the recorder to end."""
+        self.endpoint.close()
         self.record_growth(at_once=True)
         self.recorder.close()
 
@@ -166,6 +176,11 @@ class UsageRecorder:
         """Have the thread write lines of how logs grew; drop them if 1000 calls wait. Does not wait."""
         if lines and self._worker.waiting < _WAITING:
             self._worker.put(self._growth.write, lines[-1][0], *lines)
+
+    def take_posted(self, key: Key, log: str, numbers: Metrics) -> None:
+        """Have the thread add numbers that a rank has sent; drop them if 1000 calls wait. log: that of its attempt."""
+        if self._worker.waiting < _WAITING:
+            self._worker.put(self.metrics.take, key, log, time.time(), numbers)
 
     def close(self) -> None:
         """End the thread after it has written the queued lines and closed the files; wait up to 0.5 s for that."""
