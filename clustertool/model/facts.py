@@ -120,6 +120,7 @@ class Facts:
     mpirun: Optional[fields.Label] = None
     mpi_daemons: Annotated[Tuple[fields.Label, ...], _FEW] = ()
     container: Optional[ContainerFacts] = None  # None: not asked
+    ptrace_scope: fields.Signed = 0  # of yama, for this user: 2 and more keep `stacks` from reading programs
     problems: Annotated[Tuple[Problem, ...], _SOME] = ()
     earlier: Annotated[Tuple[EarlierRow, ...], _SOME] = ()  # jobs that a new one may continue: model/job/earlier_jobs
 

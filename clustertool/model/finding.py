@@ -7,7 +7,7 @@ from typing import Dict, List, Mapping, Optional, Sequence, Tuple
 
 # All checks, in the order in which they are shown; each can be named in CHECKS_OFF.
 COLUMNS = """ping ssh queue clock python rsync root disk memory load host nic mtu ports limits shm tmp proxy
-    devices driver health users jobs packages mpi container workspace mesh framework""".split()
+    devices driver health users jobs packages mpi container stacks workspace mesh framework""".split()
 # What pip calls a module of another name. The `paddle` of PyPI is another project.
 _PIP_NAMES = {"paddle": "paddlepaddle (with GPUs paddlepaddle-gpu)"}
 _LEVELS = ("skip", "ok", "warn", "error")  # from best to worst

@@ -31,7 +31,7 @@ from clustertool.errors import (
     UsageError,
     singles,
 )
-from clustertool.fleet import shared_roots
+from clustertool.fleet import shared_roots, stack_tools
 from clustertool.fleet.dispatch.workspace import Workspace
 from clustertool.fleet.fleet import Fleet, carry_out
 from clustertool.fleet.identity import identity, job_id
@@ -108,6 +108,9 @@ def check(call: Call) -> None:
         examined = examined.check_devices(fleet, made)
         meshed = _try_links(call, fleet, examined, made)
         examined = examined.add_findings(meshed.findings if meshed else ())
+        if "stacks" not in cluster.checks_off:
+            means = stack_tools.source()
+            examined = examined.add_findings(Finding(node, "stacks", "ok", means) for node in examined.facts)
         if order:
             examined, ranks = _run_trial(call, fleet, examined, order, ear)
             more = {"framework": {"name": order.name, "ranks": ranks}}

@@ -91,14 +91,14 @@ def fetch(call: Call) -> None:
 
 def report(call: Call) -> None:
     """Build the report of a job, write it to --to or JOB<id>.html, and print its place, or answer with JSON."""
-    to = _page_path(call.given.to) if call.given.to else None
+    to = page_path(call.given.to) if call.given.to else None
     with engine_of(call, newest=True) as engine:
         fleet = engine.fleet
         job = attach_to(engine, call.given.job)
         story = build_report(fleet, job, call)
         text = page(story, time.time())
         to = to or Path(f"{folder_of(job['id'])}.html")
-        _write_page(to, text)
+        write_page(to, text)
         size = len(text.encode())
         if call.json:
             behind = [[rank.role, rank.rank, rank.behind] for rank in story.ranks if rank.behind]
@@ -118,7 +118,7 @@ def metrics(call: Call) -> None:
     given = call.given
     if given.csv + given.prometheus + call.json > 1:
         raise UsageError("--csv, --json and --prometheus are three forms of one answer", "give one of them")
-    to = _page_path(given.to) if given.to else None
+    to = page_path(given.to) if given.to else None
     with engine_of(call, newest=True) as engine:
         job = attach_to(engine, given.job)["id"]
         status = read(engine.fleet.ask_all(STATUS({"job": job})))
@@ -144,7 +144,7 @@ def metrics(call: Call) -> None:
             metrics_table(newest, call.terminal)
 
 
-def _page_path(name: str) -> Path:
+def page_path(name: str) -> Path:
     """Return the path of --to. Raises UsageError if it is a folder, or if its folder does not exist."""
     path = Path(name)
     if path.is_dir():
@@ -154,7 +154,7 @@ def _page_path(name: str) -> Path:
     return path
 
 
-def _write_page(path: Path, text: str) -> None:
+def write_page(path: Path, text: str) -> None:
     """Write a new file and rename it to `path`, so that a browser never reads half of a page.
 
     Raises UsageError if that fails; then the new file is removed. The new file has a random name and must not exist: in a

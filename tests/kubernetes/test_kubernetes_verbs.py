@@ -180,6 +180,7 @@ def test_no_verb_needs_more_than_the_role(job: KubeSite, another_user: Callable[
     until(lambda: ann.inv("status", "--json").json["state"] == "running", 60)
     ann.inv("logs", "--rank", "1", "--tail", "1").ends(0)
     ann.clustertool("exec", "--in-job", "python3", "-V").ends(0)
+    assert "train.py:" in ann.clustertool("stacks").ends(0).out
     ann.inv("stop", "--force").ends(0)
     ann.is_empty(5)
     ann.inv(*run("--env", "WRITES=1", "--detach")).ends(0)

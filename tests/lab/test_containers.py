@@ -89,6 +89,8 @@ def test_what_a_rank_has(two: LabSite) -> None:
     assert ids == {f"uid={IDS[user]}"}
     inside = two.clustertool("exec", "--in-job", "--rank", 0, "--", "sh", "-c", "echo $RANK $IMAGE_WORD $LATE; exit 6")
     assert inside.ends(6).out == "0 image prelude\n"
+    stacks = two.clustertool("stacks").ends(0).out  # of programs in containers, from outside
+    assert stacks.startswith("trainer 0-1: ") and "(no Python)" in stacks
     shell = two.start("exec", "--in-job", "--rank", 1, terminal=True, env={"TERM": "dumb"})
     shell.says("trainer 1 on")
     shell.type("echo at $RANK $IMAGE_WORD; exit\r")

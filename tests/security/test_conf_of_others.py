@@ -278,9 +278,9 @@ def test_a_report_is_written_through_no_link(place: Place, monkeypatch: pytest.M
         (place.top / name).symlink_to(precious)
     monkeypatch.setattr(fetch.secrets, "token_hex", lambda size: "known")
     with pytest.raises(UsageError, match="cannot be written"):
-        fetch._write_page(place.top / "job.html", "page")
+        fetch.write_page(place.top / "job.html", "page")
     monkeypatch.undo()
-    fetch._write_page(place.top / "job.html", "page")
+    fetch.write_page(place.top / "job.html", "page")
     assert (place.top / "job.html").read_text() == "page"
     assert precious.read_text() == "mine"
 

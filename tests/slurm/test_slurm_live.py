@@ -37,6 +37,8 @@ def test_a_command_runs_on_the_nodes_of_a_job(queue: SlurmSite):
         f"it's {home}",
         "ranks",
     ]
+    stacks = site.clustertool("stacks", "--job", job).ends(0).out
+    assert stacks.startswith("trainer 0") and "train.py:" in stacks
     done = site.clustertool("exec", "--job", job, "--timeout", 2, "--command", "trap '' TERM; sleep 777; true").ends(
         124
     )

@@ -10,11 +10,12 @@ from cases import cluster_of, facts_of, hosts
 
 from clustertool.model.checks.device_counts import CHECKS
 from clustertool.model.checks.each_node import check, covers, disk, errors, unreachable
-from clustertool.model.facts import Facts
+from clustertool.model.facts import ContainerFacts, Facts
 from clustertool.model.finding import COLUMNS, Finding, Seen, cells
 from clustertool.model.hints import PROGRAM
 
 NOW = 1000.0
+DOCKER = ContainerFacts("docker", image_id="1", digest="sha256:1", size=1)
 GOOD: dict[str, Any] = {"user": "ann", "python": "3.9.2", "disk_free": 10**12, "time": NOW, "shm": 10**10}
 
 
@@ -32,6 +33,14 @@ def seen(pings: dict[int, bool | None] | None, nodes: int) -> Seen:
     return Seen(pings or {}, dict.fromkeys(range(nodes), (NOW, NOW)))
 
 
+def test_stacks_of_containers_of_docker_need_more_than_others() -> None:
+    """What docker starts is not below the supervisor, which yama's 1 requires."""
+    podman = replace(DOCKER, runtime="podman")
+    assert "stacks" not in found(ptrace_scope=1, examined=True, container=podman)
+    assert found(ptrace_scope=1, examined=True, container=DOCKER)["stacks"].fix.endswith("ptrace_scope=0")
+    assert found(ptrace_scope=2, examined=True, container=podman)["stacks"].fix.endswith("ptrace_scope=1")
+
+
 def test_a_good_node_is_ok_in_every_column() -> None:
     columns = found(pings={0: True})
     assert {finding.level for finding in columns.values()} == {"ok"}
@@ -43,6 +52,7 @@ def test_a_good_node_is_ok_in_every_column() -> None:
         "packages",
         "mpi",
         "container",
+        "stacks",
         "framework",
     } - set(CHECKS)
     assert (columns["ssh"].text, columns["python"].text, columns["nic"].text) == ("ann", "3.9.2", "eth0")
@@ -53,6 +63,9 @@ WRONG: list[tuple[dict[str, Any], str, str, str]] = [
     ({"disk_free": 100 << 20}, "disk", "warn", "105 MB free"),
     ({"inodes": 9}, "disk", "warn", "9 inodes free"),
     ({"inodes": 0}, "disk", "error", "0 inodes free"),
+    ({"ptrace_scope": 2, "examined": True}, "stacks", "warn", "ptrace_scope is 2"),
+    ({"ptrace_scope": 3, "examined": True}, "stacks", "warn", "ptrace_scope is 3"),
+    ({"ptrace_scope": 1, "examined": True, "container": DOCKER}, "stacks", "warn", "ptrace_scope is 1"),
     ({"memory": (64 << 30, 100 << 20)}, "memory", "warn", "105 MB of 68.7 GB left"),
     ({"load": 7.0, "cpus": 4}, "load", "warn", "7 on 4 cores"),
     ({"limits": (("nofile", 256, 512), ("nproc", -1, -1), ("memlock", 65536, 65536))}, "limits", "warn", "nofile 512"),

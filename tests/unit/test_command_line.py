@@ -282,7 +282,7 @@ def test_an_error_of_the_command_line_is_a_json_answer_too() -> None:
 @pytest.mark.parametrize(
     ("tokens", "expected"),
     [
-        (("clustertool", "sta"), ["status"]),
+        (("clustertool", "sta"), ["stacks", "status"]),
         (("clustertool", "--ver"), ["--version"]),
         (("clustertool", "run", "--nproc"), ["--nproc-per-node"]),
         (("clustertool", "run", "--mode", ""), ["collective", "ps", "ps-heter", "rpc", "mpi"]),

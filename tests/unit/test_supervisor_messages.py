@@ -11,7 +11,8 @@ from clustertool.model.wire.supervisor_messages import REQUESTS, SupervisorAnswe
 
 STOP = {"type": "stop", "by": "inv stop", "code": 143, "grace": 1.5, "force": False}
 RANK = {"type": "rank-environment", "role": "trainer", "rank": 3}
-VALID: list[dict[str, Any]] = [STOP, RANK, {"type": "status"}, {"type": "bundle"}]
+STACKS = {"type": "stacks", "role": "", "ranks": "3,7", "native": False, "tool": "", "seconds": 1.5}
+VALID: list[dict[str, Any]] = [STOP, RANK, STACKS, {"type": "status"}, {"type": "bundle"}]
 
 
 def types_of(union: Any) -> dict[str, Any]:
@@ -54,6 +55,7 @@ def test_an_unknown_type_is_refused(type: object) -> None:
 WRONG = [
     *((STOP, name) for name in ("by", "code", "grace", "force")),
     *((RANK, name) for name in ("role", "rank")),
+    *((STACKS, name) for name in ("role", "ranks", "native", "tool", "seconds")),
 ]
 
 

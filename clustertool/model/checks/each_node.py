@@ -183,7 +183,19 @@ def _check_condition(cluster: Cluster, fact: Facts) -> List[Finding]:
     if fact.examined:  # what the node has, by itself neither right nor wrong: across_nodes.py compares it
         have = [f"{name} {version}" for name, version in fact.packages if version]
         found.append(Finding(fact.node, "packages", "ok", ", ".join(have)))
+        found += _stacks(fact)
     return found
+
+
+def _stacks(fact: Facts) -> List[Finding]:
+    """Check that the verb `stacks` can read the programs of ranks: a warning if yama forbids it, also only in containers."""
+    scope, runtime = fact.ptrace_scope, fact.container.runtime if fact.container else ""
+    if scope < 1 + (runtime != "docker"):  # what docker starts is not below the supervisor, which 1 requires
+        return []
+    fix = f"as root: sysctl kernel.yama.ptrace_scope={int(runtime != 'docker')}" + "; 3 stays until it boots" * (
+        scope > 2
+    )
+    return [Finding(fact.node, "stacks", "warn", f"kernel.yama.ptrace_scope is {scope}: no stacks of Python", fix)]
 
 
 def _memory(fact: Facts) -> Wrong:

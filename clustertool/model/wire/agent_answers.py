@@ -10,6 +10,7 @@ from typing import Annotated, Any, Dict, List, Optional, Tuple, TypedDict
 
 from clustertool.model import field_types as fields
 from clustertool.model.facts import ContainerFacts, Facts
+from clustertool.model.job.stacks import ProcessSample
 from clustertool.model.job.state_names import NODE_ANSWERS, JobState, RankState, StartReason
 from clustertool.model.shape import one_of
 from clustertool.model.wire.event_types import Events, MembershipSample, RankName, SamplePlan
@@ -380,6 +381,20 @@ class GlanceAnswer(Answer):
     devices: fields.PerCard[Card]
     problem: str
     jobs: fields.PerJob[JobSample]
+
+
+class StackToolAnswer(Answer):
+    """Which py-spy a node needs, and the digests of those that it has."""
+
+    machine: fields.Label
+    kept: fields.Few[fields.Label]
+
+
+class StacksAnswer(Answer):
+    """The stacks of a job's processes on a node."""
+
+    samples: fields.Some[ProcessSample]
+    fault: fields.Label  # why there are none, or some have only what /proc has; or ""
 
 
 # -- checks before a job

@@ -10,7 +10,7 @@ from typing import Dict, List, Literal, Mapping, Optional, Sequence, Tuple, Type
 
 from clustertool.model.wire.agent_answers import SubmittedJob
 from clustertool.model.wire.spec_types import Spec
-from clustertool.model.wire.supervisor_messages import LaptopNotice
+from clustertool.model.wire.supervisor_messages import LaptopNotice, StacksWanted
 from clustertool.model.wire.supervisor_messages import StopHow as StopHow
 
 Target = Tuple[int, str, int]  # node, address, port
@@ -231,6 +231,19 @@ class ModuleRequest(DevicesRequest):
     """Store the NVML module."""
 
     data: str  # the NVML module, compressed with zlib, in base64
+
+
+class StackToolRequest(TypedDict):
+    """Store py-spy."""
+
+    digest: str
+    data: str  # the program, compressed with zlib, in base64
+
+
+class StacksRequest(StacksWanted):
+    """Take the stacks of a job's processes."""
+
+    job: str
 
 
 # -- checks before a job

@@ -164,6 +164,10 @@ DEVICES: Kind[requests.DevicesRequest, answers.DevicesAnswer] = Kind("devices", 
 SAMPLE: Kind[requests.GlanceRequest, answers.GlanceAnswer] = Kind("glance", "jobs.live_sample:glance", limit=4 << 20)
 NVML_MODULE: Kind[requests.ModuleRequest, answers.Answer] = Kind("module", "devices.nvml:receive_module")
 
+STACK_TOOLS: Kind[requests.NoFields, answers.StackToolAnswer] = Kind("stack-tools", "jobs.stack_sampler:tools")
+STACK_TOOL: Kind[requests.StackToolRequest, answers.Answer] = Kind("stack-tool", "jobs.stack_sampler:keep_tool")
+STACKS: Kind[requests.StacksRequest, answers.StacksAnswer] = Kind("stacks", "jobs.stack_sampler:stacks", limit=64 << 20)
+
 # -- jobs in the queue of a scheduler: see node/storage/submissions.py
 
 SUBMIT: Kind[requests.SubmitRequest, answers.Answer] = Kind("submit", "storage.submissions:submit")

@@ -9,6 +9,7 @@ The sender is a process of the same user on the node: an agent, or a program tha
     status            status            none
     rank-environment  rank-environment  none
     bundle            bundle            none; the bundle is the payload of the frame
+    stacks            stacks            the ranks here are sampled; the samples, as JSON, are the payload of the frame
     rank-started      accepted          a rank that mpirun has started is a child of the supervisor now, and belongs to the job
     rank-end          process-end       none; the answer comes when the rank has ended (and not if it has failed)
     launcher-signal   accepted          mpirun ends the rank: what this rank does now is no failure of its own
@@ -88,6 +89,22 @@ class BundleQuery(TypedDict):
     type: Literal["bundle"]
 
 
+class StacksWanted(TypedDict):
+    """Of which ranks the stacks are taken, and how."""
+
+    role: fields.Label  # "": of all
+    ranks: fields.Label  # "3,7"; "": of all
+    native: bool  # with the frames of native code
+    tool: fields.Label  # the digest of py-spy, "" without
+    seconds: Annotated[float, number(0, 600)]  # that it may take
+
+
+class StacksQuery(StacksWanted):
+    """A request for the stacks of the ranks of this node; the answer comes when they are taken (node/jobs/stack_sampler.py)."""
+
+    type: Literal["stacks"]
+
+
 class RankStarted(TypedDict):
     """A rank that mpirun has started has this pid."""
 
@@ -123,7 +140,7 @@ class LaunchDaemon(TypedDict):
 
 LauncherRequest = Union[RankStarted, RankEndQuery, LauncherSignal, LaunchDaemon]
 SupervisorRequest = Union[
-    StopCommand, AttachedNotice, LeaveCommand, StatusQuery, EnvironmentQuery, BundleQuery, LauncherRequest
+    StopCommand, AttachedNotice, LeaveCommand, StatusQuery, EnvironmentQuery, BundleQuery, StacksQuery, LauncherRequest
 ]
 
 # -- answers
@@ -196,6 +213,13 @@ class BundleAnswer(TypedDict):
     type: Literal["bundle"]
 
 
+class StacksTaken(TypedDict):
+    """The samples are the payload of the frame: model/job/stacks.ProcessSample. fault: why there are none, or ""."""
+
+    type: Literal["stacks"]
+    fault: str
+
+
 class ProcessEnd(TypedDict):
     """How a process has ended."""
 
@@ -213,7 +237,7 @@ class Refused(TypedDict):
     fix: str
 
 
-SupervisorAnswer = Union[Accepted, LiveStatus, RankEnvironment, BundleAnswer, ProcessEnd, Refused]
+SupervisorAnswer = Union[Accepted, LiveStatus, RankEnvironment, BundleAnswer, StacksTaken, ProcessEnd, Refused]
 
 REQUESTS: Dict[str, Tuple[type, type]] = {
     "stop": (StopCommand, Accepted),
@@ -222,6 +246,7 @@ REQUESTS: Dict[str, Tuple[type, type]] = {
     "status": (StatusQuery, LiveStatus),
     "rank-environment": (EnvironmentQuery, RankEnvironment),
     "bundle": (BundleQuery, BundleAnswer),
+    "stacks": (StacksQuery, StacksTaken),
     "rank-started": (RankStarted, Accepted),
     "rank-end": (RankEndQuery, ProcessEnd),
     "launcher-signal": (LauncherSignal, Accepted),

@@ -94,6 +94,15 @@ def place() -> str:
     return os.path.join(users.home() or "/", ".cache", "clustertool")
 
 
+def keep(path: str, data: bytes, mode: int = 0o600) -> None:
+    """Write a file below place() at once, and make its folder. Raises OSError."""
+    part = f"{path}.{os.getpid()}.{os.uname().nodename}"
+    os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
+    with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, mode), "wb") as file:
+        file.write(data)
+    os.replace(part, path)
+
+
 def modules() -> List[str]:
     """List the digests of the NVML modules that are kept here, from the names of their folders alone."""
     with contextlib.suppress(OSError):

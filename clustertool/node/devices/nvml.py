@@ -62,13 +62,8 @@ def keep_module(digest: str, packed: bytes) -> None:
         data = zlib.decompress(packed)
     if _digest(data) != digest:
         raise PreflightError("the NVML module arrived damaged", "run it again")
-    path = _path(digest)
-    part = f"{path}.{os.getpid()}.{os.uname().nodename}"
     try:
-        os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
-        with open(part, "wb") as file:
-            file.write(data)
-        os.replace(part, path)
+        detect.keep(_path(digest), data)
     except OSError:
         _kept[digest] = data
 

@@ -28,11 +28,10 @@ from clustertool.node.join.pods.output_volume import link_output
 from clustertool.node.join.pods.workspace_upload import WorkspaceUpload
 from clustertool.node.join.workspace_relay import WorkspaceRelay
 from clustertool.node.storage import files
-from clustertool.node.supervisor import prctl
 from clustertool.node.supervisor.allocation import End, Origin
 from clustertool.node.supervisor.notifier import end_senders
 from clustertool.node.supervisor.supervisor import Supervisor
-from clustertool.node.system import processes
+from clustertool.node.system import prctl, processes
 from clustertool.node.system.child_signals import EndRequest
 from clustertool.node.system.process_clock import boottime
 

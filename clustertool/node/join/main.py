@@ -30,8 +30,7 @@ from clustertool.node.join.join_engine import engine_of, require_private
 from clustertool.node.join.join_report import JoinReport
 from clustertool.node.join.joiner import Joiner
 from clustertool.node.join.joining_node import JoiningNode
-from clustertool.node.supervisor import prctl
-from clustertool.node.system import path_trust, processes
+from clustertool.node.system import path_trust, prctl, processes
 from clustertool.node.system.child_signals import Signals
 
 _LARGEST = 256 << 20  # bytes of a join file

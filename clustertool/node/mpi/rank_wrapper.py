@@ -28,7 +28,7 @@ from clustertool.model.mpi.rank_variables import rank_variables
 from clustertool.model.paths import JobPaths
 from clustertool.model.rank_signals import FOR_RANKS
 from clustertool.node.jobs import supervisor_client
-from clustertool.node.system import child_signals, processes, programs
+from clustertool.node.system import child_signals, prctl, processes, programs
 
 if TYPE_CHECKING:
     from clustertool.model.wire.supervisor_messages import RankEnvironment, SupervisorRequest
@@ -182,6 +182,7 @@ def _execute_program(found: RankEnvironment) -> None:
         signal.signal(number, signal.SIG_DFL)
     signal.set_wakeup_fd(-1)
     child_signals.unblock()
+    prctl.allow_reader(os.getppid())  # the supervisor
     os.umask(found["umask"])
     if found["file_limit"]:
         resource.setrlimit(resource.RLIMIT_NOFILE, (found["file_limit"], resource.getrlimit(resource.RLIMIT_NOFILE)[1]))

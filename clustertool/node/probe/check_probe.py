@@ -12,7 +12,7 @@ from clustertool.node.jobs import remains
 from clustertool.node.probe import job_environment
 from clustertool.node.probe.network_addresses import resolved
 from clustertool.node.probe.probe import probe, timed
-from clustertool.node.system import logind, private_directory, programs
+from clustertool.node.system import logind, private_directory, processes, programs
 from clustertool.node.system.node_context import NodeContext
 
 _RSYNC = 5.0  # seconds for its version
@@ -55,5 +55,6 @@ def probe_for_check(node: NodeContext, request: ProbeRequest) -> ProbeAnswer:
         what = f"{len(one.processes)} left of a job whose directory was removed: {one.dir}"
         problems.append(("jobs", "warn", what, f"{PROGRAM} stop --all with a conf.py that has its ROOT_DIR ends them"))
     answer["own"] = answer["own"] or resolved(socket.gethostname())
+    answer["ptrace_scope"] = processes.ptrace_scope()
     answer["examined"] = True
     return timed(answer, began)

@@ -179,11 +179,11 @@ class ControlSocket:
         """Return the pids of the clients that wait for the end of a process."""
         return [client.pid for client in self._waiting.values()]
 
-    def resolve(self, key: Waiting, answer: messages.SupervisorAnswer) -> None:
-        """Send `answer` to the client that waits for `key`; do nothing if there is none."""
+    def resolve(self, key: Waiting, answer: messages.SupervisorAnswer, payload: bytes = b"") -> None:
+        """Send `answer` and its payload to the client that waits for `key`; do nothing if there is none."""
         client = self._waiting.pop(key, None)
         if client is not None:
-            client.reply({**answer}, b"")
+            client.reply({**answer}, payload)
             self._clients.append(client)
 
     def turn(self, answer: Answer) -> None:

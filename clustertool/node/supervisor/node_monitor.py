@@ -18,6 +18,7 @@ import select
 import signal
 import socket
 import time
+from functools import partial
 from typing import (
     TYPE_CHECKING,
     Any,
@@ -44,10 +45,9 @@ from clustertool.node.jobs.descendants import Descendants
 from clustertool.node.jobs.rank_log import progress
 from clustertool.node.storage import files
 from clustertool.node.storage.disk_worker import DiskWorker
-from clustertool.node.supervisor import prctl
 from clustertool.node.supervisor.rank_table import Growth, RankTable, Running
 from clustertool.node.supervisor.trainer_endpoint import TrainerEndpoint
-from clustertool.node.system import pressure, processes
+from clustertool.node.system import prctl, pressure, processes
 from clustertool.node.system.pressure import DiskWatch
 from clustertool.node.system.processes import Process, Stat
 
@@ -486,13 +486,8 @@ class CardMonitor:
         """Kill the monitor and the tools that it runs, if it runs, and wait up to 1 s for its end."""
         if not self.pid:
             return
-        with contextlib.suppress(ChildProcessError):
-            os.kill(self.pid, signal.SIGSTOP)  # so that no tool is started during the search
-            tools = processes.descendants(self.pid)
-            os.kill(self.pid, signal.SIGKILL)
-            for tool in tools:
-                processes.signal_one(tool, signal.SIGKILL)
-            processes.reap(self.pid, 0.0, _REAP_TIME)
+        processes.kill_tree(self.pid)
+        processes.reap(self.pid, 0.0, _REAP_TIME)
         self.pid = 0
 
     def _start(self) -> None:
@@ -502,29 +497,33 @@ class CardMonitor:
         """
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
-            parent = os.getpid()
-            pid = os.fork()
-            if pid == 0:
-                self._become_monitor(theirs, parent)
-        self.pid, self._sock = pid, ours
-        process = processes.identify(pid)
+            body = partial(sample_cards, theirs, self._kind, self._ids)
+            self.pid = fork_helper(self._family, self._mark, theirs.fileno(), body)
+        self._sock = ours
+        process = processes.identify(self.pid)
         if process:
-            self._family.add(process)
-            self._record("gauge", pid=pid, start=process.start)
+            self._record("gauge", pid=self.pid, start=process.start)
 
-    def _become_monitor(self, sock: socket.socket, parent: int) -> None:
-        """Run the monitor's loop in the forked child, and exit. Never returns.
 
-        The kernel kills it when its parent ends. It closes the supervisor's descriptors, which keep locks and ports.
-        """
+def fork_helper(family: Descendants, mark: str, kept: int, body: Callable[[], None]) -> int:
+    """Fork a child of the supervisor that calls `body` and ends, and is no member of the job. Returns its pid; raises OSError.
+
+    The kernel kills it when its parent ends. It closes the supervisor's descriptors, which keep locks and ports, except `kept`.
+    """
+    parent, pid = os.getpid(), os.fork()
+    if pid == 0:
         try:
             prctl.end_with_parent(signal.SIGKILL)
-            processes.detach(sock.fileno())
-            os.environ["CLUSTERTOOL_MARK"] = self._mark  # for the tools that it runs: a search by mark finds them
+            processes.detach(kept)
+            os.environ["CLUSTERTOOL_MARK"] = mark  # for the tools that it runs: a search by mark finds them
             if os.getppid() == parent:
-                sample_cards(sock, self._kind, self._ids)
+                body()
         finally:
             processes.leave(0)
+    process = processes.identify(pid)
+    if process:
+        family.add(process)
+    return pid
 
 
 def has_readable_cards(kind: str) -> bool:

@@ -7,12 +7,13 @@ import errno
 import os
 import resource
 import subprocess
+from functools import partial
 from typing import TYPE_CHECKING, Dict, Iterator, List, Mapping, NamedTuple, Optional, Tuple
 
 from clustertool.model.job.start_error import after_prelude
 from clustertool.model.launcher_variables import of_launcher, of_scheduler, of_task
 from clustertool.node.storage import files
-from clustertool.node.system import child_signals, programs
+from clustertool.node.system import child_signals, prctl, programs
 
 if TYPE_CHECKING:
     from clustertool.model.wire.spec_types import ProcessCommand, RankSurroundings, Spec
@@ -112,10 +113,19 @@ def _spawn(rank: RankStart, log: int, apart: bool) -> int:
         cwd=rank.folder,
         env=rank.env,
         start_new_session=True,
-        preexec_fn=child_signals.block_for_launcher if apart else child_signals.unblock,
+        preexec_fn=partial(_prepare, apart, os.getpid()),
     )
     child.returncode = 0  # reaped by the supervisor's one waitpid loop, not by subprocess
     return child.pid
+
+
+def _prepare(apart: bool, supervisor: int) -> None:
+    """Set the signal mask of a child process before its program, and allow the supervisor to read its stacks."""
+    prctl.allow_reader(supervisor)
+    if apart:
+        child_signals.block_for_launcher()
+    else:
+        child_signals.unblock()
 
 
 def _working_directory(spec: Spec, job: int) -> str:

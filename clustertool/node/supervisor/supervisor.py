@@ -30,7 +30,6 @@ from clustertool.node.jobs.ledger import Ledger
 from clustertool.node.jobs.termination import Shutdown
 from clustertool.node.storage import files
 from clustertool.node.storage.reserving_journal import ReservingJournal
-from clustertool.node.supervisor import prctl
 from clustertool.node.supervisor.allocation import AGENT, Origin
 from clustertool.node.supervisor.control_socket import ControlSocket, LauncherRequests, UserRequests, Waiting
 from clustertool.node.supervisor.coordinator.coordinator_link import (
@@ -45,7 +44,8 @@ from clustertool.node.supervisor.metrics_file import MetricsFile
 from clustertool.node.supervisor.node_monitor import NodeMonitor
 from clustertool.node.supervisor.node_resources import NodeResources
 from clustertool.node.supervisor.rank_table import LocalRank, PendingServer, RankTable
-from clustertool.node.system import processes
+from clustertool.node.supervisor.stack_requests import StackRequests
+from clustertool.node.system import prctl, processes
 from clustertool.node.system.child_signals import EndRequest, Signals, changed_children
 from clustertool.node.system.tls_link import wait_for
 
@@ -131,6 +131,7 @@ class Supervisor:
         self.resources = NodeResources(spec)
         self.guard = GuardKeeper(self.family, spec, job, self.record)
         self.control = ControlSocket(job)
+        self.stacks = StackRequests(self.family, self.ranks, self.control, spec)
         self.mpirun = LauncherRequests(self.ranks, self.control, self._adopt)
         self.link = CoordinatorLink()
         self.link.attempt = spec.get("attempt", 0)
@@ -231,6 +232,7 @@ class Supervisor:
         self._reap()
         self._enter_containers()
         self.control.turn(self._answer)
+        self.stacks.turn()
         self._obey_orders(ready)
         self.mpirun.turn(self.link)
         self._report_listeners()
@@ -266,6 +268,7 @@ class Supervisor:
             self.record(kind, **fields)
         self.link.close(self.outcome)
         self.monitor.devices.end()
+        self.stacks.end()
         self.guard.end()
         self.ranks.launched.remove()
         self.resources.release(claimed=self.control.remove())
@@ -494,6 +497,8 @@ class Supervisor:
                 self.guard.changed(status)
             elif pid == self.monitor.devices.pid:
                 self.monitor.devices.changed(status)
+            elif pid == self.stacks.pid:
+                self.stacks.changed(status)
             elif pid == self.ranks.containers.removal.pid:
                 self.ranks.containers.removal.changed(status)
             elif pid in self.ranks.running:
@@ -631,7 +636,7 @@ class Supervisor:
     # -- requests on the socket --
 
     def _answer(self, request: messages.SupervisorRequest) -> Union[Tuple[messages.SupervisorAnswer, bytes], Waiting]:
-        """Carry out a request: status, environment of a rank, bundle, attached, leave, stop, or one of mpirun's helpers.
+        """Carry out a request: status, a rank's environment, bundle, stacks, attached, leave, stop, or one of mpirun's helpers.
 
         Returns the answer and its payload, or the key that the sender waits for. Raises NotFound for what does not exist here,
         UsageError if this node may not leave the job, and the errors of LauncherRequests.answer().
@@ -652,6 +657,8 @@ class Supervisor:
             else:
                 self.requests = self.requests._replace(leave_by=request["by"])
                 self.link.post({"type": "leave", "by": request["by"], "attempt": self.attempt})
+        elif request["type"] == "stacks":
+            return self.stacks.ask(request)
         elif request["type"] != "stop":
             return self.mpirun.answer(request, self.link, self.coordinates and self.shutdown is None)
         else:

@@ -19,6 +19,7 @@ from clustertool.model.rank_signals import FOR_RANKS
 MARK = b"CLUSTERTOOL_MARK"  # the variable by which processes of jobs are found
 _COERCED = ("C.UTF-8", "C.utf8", "UTF-8")  # what Python sets LC_CTYPE to
 TICKS, _PAGE = os.sysconf("SC_CLK_TCK"), os.sysconf("SC_PAGE_SIZE")  # a second has so many ticks
+_SYS_PTRACE = 1 << 19  # linux/capability.h
 _LISTINGS = 50  # of /proc in one search, on a machine that starts processes all the time
 
 
@@ -223,6 +224,27 @@ def find_marked(mark: str) -> List[Process]:
             if process and alive(process):
                 found.append(process)
     return found
+
+
+def kill_tree(pid: int) -> None:
+    """Kill a child of this process, and the programs that it runs; it starts no other one meanwhile. Does not wait."""
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGSTOP)
+        below = descendants(pid)
+        os.kill(pid, signal.SIGKILL)
+        for process in below:
+            signal_one(process, signal.SIGKILL)
+
+
+def ptrace_scope() -> int:
+    """Read how far the kernel keeps this user from reading its own processes: yama's 1 allows descendants only, 2 and 3 none.
+
+    0 allows all, as does a kernel without yama, or the right of root.
+    """
+    lines = try_read("/proc/self/status").splitlines()
+    rights = next((int(line.split()[1], 16) for line in lines if line.startswith(b"CapEff:")), 0)
+    scope = int(try_read("/proc/sys/kernel/yama/ptrace_scope") or b"0")
+    return 0 if scope < 3 and rights & _SYS_PTRACE else scope
 
 
 def signal_one(process: Process, number: int) -> None:

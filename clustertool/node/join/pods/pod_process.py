@@ -31,8 +31,7 @@ from clustertool.node.jobs.records import Record
 from clustertool.node.join.pods.pod_log_writer import PodLogWriter, write_line
 from clustertool.node.storage import files
 from clustertool.node.storage.tree_copy import has_files
-from clustertool.node.supervisor import prctl
-from clustertool.node.system import processes, users
+from clustertool.node.system import prctl, processes, users
 from clustertool.node.system.child_signals import Signals
 
 NAME = "ct-pod"

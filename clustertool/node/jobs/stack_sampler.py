@@ -1,0 +1,289 @@
+"""This module takes the stacks of a job's processes on this node: of Python by py-spy, of all others from /proc.
+
+A request comes to the agent, which asks the supervisor: the kernel allows more to its children. The supervisor starts one
+sampler, which runs sample() and ends. Where no supervisor answers, the agent samples by itself.
+
+py-spy reads the memory of a process without stopping it; only where this fails, and for native frames, it stops the process
+for some milliseconds. A process that is stopped, is in state D, or swaps is named as such and left alone: a read of its memory
+could wait as long as it does. The laptop sends py-spy once, by its digest, into the node's cache.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import hashlib
+import json
+import os
+import time
+import zlib
+from threading import Thread
+from typing import TYPE_CHECKING, BinaryIO, Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Tuple, cast
+
+from clustertool.errors import PreflightError, UsageError
+from clustertool.model.job.outcome import Key
+from clustertool.model.job.stacks import Frame, ProcessSample, ThreadStack, read_dump
+from clustertool.model.roles import LAUNCHERS, ROLES
+from clustertool.node.devices import detect
+from clustertool.node.jobs import queries, supervisor_client
+from clustertool.node.system import processes, programs
+from clustertool.node.system.node_context import NodeContext
+
+if TYPE_CHECKING:
+    from clustertool.model.wire.agent_answers import Answer, StacksAnswer, StackToolAnswer
+    from clustertool.model.wire.agent_requests import NoFields, StacksRequest, StackToolRequest
+    from clustertool.model.wire.supervisor_messages import StacksQuery
+
+_TOOL = "py-spy-"
+_LARGEST = 16 << 20  # characters of a dump
+_ANSWER = 5.0  # seconds for the supervisor, beyond those of the sampler
+_AGAIN = 0.05  # seconds after which a process in state D is read again
+_SLACK = 1.5  # seconds for py-spy to be ended
+_WIDTH = 2  # dumps at once for each core: one takes 0.05 s of CPU time
+_MOST = 5000  # processes
+_DENIED = "the kernel does not let this user read it"
+_FIX = "set that to 0 as root; a program of another user is read by that user and root only"
+_STATES = {
+    "T": "stopped by a signal (SIGSTOP)",
+    "t": "stopped by a debugger",
+    "D": "blocked in the kernel (state D)",
+    "Z": "has ended, and was not waited for",
+}
+_CALLS = {  # that wait, by their numbers
+    "x86_64": "0 read 1 write 7 poll 16 ioctl 23 select 35 nanosleep 42 connect 43 accept 45 recvfrom 47 recvmsg 61 wait4 "
+    "73 flock 202 futex 230 clock_nanosleep 232 epoll_wait 247 waitid 270 pselect6 271 ppoll 281 epoll_pwait 288 accept4",
+    "aarch64": "22 epoll_pwait 29 ioctl 32 flock 63 read 64 write 72 pselect6 73 ppoll 95 waitid 98 futex 101 nanosleep "
+    "115 clock_nanosleep 202 accept 203 connect 207 recvfrom 212 recvmsg 242 accept4 260 wait4",
+}
+
+
+def stacks(node: NodeContext, request: StacksRequest) -> StacksAnswer:
+    """Take the stacks of the requested ranks of a job on this node, by its supervisor, or without one that answers.
+
+    Raises NotFound if there is no such job here.
+    """
+    record = queries.record_of(node, request["job"])
+    query = cast("StacksQuery", {**request, "type": "stacks"})
+    head, answer, patience = record.process("supervisor"), None, request["seconds"] + _ANSWER
+    with contextlib.suppress(UsageError):  # one of a version that does not know this request
+        answer = supervisor_client.ask(record.paths, query, patience, lambda: not (head and processes.stopped(head)))
+    if answer is not None:
+        found = json.loads(answer[1] or b"[]")
+    else:
+        key = record.key()
+        found = sample_selected(marked(key.mark) if key is not None else [], query)
+    fault = "" if answer is None else str(answer[0]["fault"])
+    if any(ProcessSample(*one).note == _DENIED for one in found):
+        fault = f"{_DENIED} (kernel.yama.ptrace_scope is {processes.ptrace_scope()}): {_FIX}"
+    return {"samples": found, "fault": fault}
+
+
+# -- py-spy
+
+
+def tools(node: NodeContext, request: NoFields) -> StackToolAnswer:
+    """Answer for which machine this node needs py-spy, and the digests of those that it has."""
+    names: List[str] = []
+    with contextlib.suppress(OSError):
+        names = [name[len(_TOOL) :] for name in os.listdir(detect.place()) if name.startswith(_TOOL)]
+    return {"machine": os.uname().machine, "kept": [digest for digest in names if path_of(digest)]}
+
+
+def path_of(digest: str) -> str:
+    """Return the path of the py-spy with this digest; "" if it is not here, or another user could have changed it."""
+    path = os.path.join(detect.place(), _TOOL + digest)
+    try:
+        infos = [os.lstat(path), os.lstat(detect.place())]
+    except OSError:
+        return ""
+    safe = all(info.st_uid == os.getuid() and not info.st_mode & 0o022 for info in infos)
+    return path if safe and digest.isalnum() else ""
+
+
+def keep_tool(node: NodeContext, request: StackToolRequest) -> Answer:
+    """Store the py-spy that the laptop has sent: base64 of zlib.
+
+    Raises PreflightError if it is damaged, or the cache cannot be written.
+    """
+    digest, data = request["digest"], b""
+    with contextlib.suppress(ValueError, zlib.error):
+        data = zlib.decompress(base64.b64decode(request["data"]))
+    if hashlib.sha256(data).hexdigest()[:32] != digest:
+        raise PreflightError("py-spy arrived damaged", "type the command again")
+    try:
+        detect.keep(os.path.join(detect.place(), _TOOL + digest), data, 0o700)
+    except OSError as error:
+        raise PreflightError(f"cannot write to {detect.place()}: {error.strerror}", "make room there") from None
+    return {}
+
+
+# -- the processes
+
+
+class Target(NamedTuple):
+    """A process to be sampled, and its rank. child: it is not the rank's own program."""
+
+    pid: int
+    role: str
+    rank: int
+    child: bool
+
+
+def targets(heads: Mapping[int, Key], others: Iterable[int] = ()) -> List[Target]:
+    """List the processes to be sampled: `heads`, the ranks' own programs, and all processes below them.
+
+    Of `others`, which may have lost their parents, those that have a rank in their environment.
+    """
+    found = {pid: Target(pid, *key, False) for pid, key in heads.items()}
+    for pid, key in heads.items():
+        for child in processes.descendants(pid):
+            found.setdefault(child.pid, Target(child.pid, *key, True))
+    for pid in others:
+        known = pid in found or getattr(processes.stat(pid), "state", "D") == "D"  # whose environment cannot be read
+        lost = None if known else _rank_of(processes.environment(pid))
+        if lost is not None:
+            found[pid] = Target(pid, *lost, True)
+    return list(found.values())
+
+
+def _rank_of(variables: Mapping[bytes, bytes]) -> Optional[Key]:
+    """Read role and rank from the environment of a process; None if they are not there, or for a program of exec --in-job."""
+    role, rank = (
+        variables.get(b"CLUSTERTOOL_ROLE", b"").decode(errors="replace"),
+        variables.get(b"CLUSTERTOOL_RANK", b""),
+    )
+    valid = role in ROLES and rank.isdigit() and len(rank) <= 5 and b"_CLUSTERTOOL_SESSION" not in variables
+    return (role, int(rank)) if valid else None
+
+
+def marked(mark: str) -> List[Target]:
+    """Find the processes of a job by its mark, without its supervisor. The topmost ones of each rank are its own programs."""
+    found: Dict[int, Key] = {}
+    for pid, variables in processes.find_job_processes():
+        key = _rank_of(variables) if variables.get(processes.MARK) == mark.encode() else None
+        if key is not None:
+            found[pid] = key
+    parents = {pid: getattr(processes.stat(pid), "parent", 0) for pid in found}
+    return targets({pid: key for pid, key in found.items() if found.get(parents[pid]) != key})
+
+
+def sample_for_supervisor(file: BinaryIO, heads: Mapping[int, Key], others: Iterable[int], query: StacksQuery) -> None:
+    """Sample the ranks of a supervisor, and write the samples to a file, as a line of JSON. heads, others: see targets()."""
+    file.write(json.dumps(sample_selected(targets(heads, others), query)).encode() + b"\n")
+    file.flush()
+
+
+def sample_selected(found: Iterable[Target], query: StacksQuery) -> List[ProcessSample]:
+    """Sample those of the processes that belong to the role ("": of all that are no launchers) and the ranks ("": all)."""
+    role, ranks = query["role"], set(filter(None, query["ranks"].split(",")))
+    of_role = [one for one in found if (one.role == role if role else one.role not in LAUNCHERS)]
+    chosen = [one for one in of_role if not ranks or str(one.rank) in ranks][:_MOST]
+    return sample(chosen, path_of(query["tool"]), query["native"], query["seconds"])
+
+
+# -- the samples
+
+
+def sample(found: Sequence[Target], tool: str, native: bool, seconds: float) -> List[ProcessSample]:
+    """Sample processes at the same time, within `seconds`; leave out those that have ended.
+
+    tool: the path of py-spy; "": there is none, and all stacks come from /proc. native: also the frames of native code.
+    """
+    end = time.monotonic() + seconds
+    if any(getattr(processes.stat(one.pid), "state", "") == "D" for one in found):
+        time.sleep(_AGAIN)  # a read of a disk may have ended by then
+    samples: Dict[Target, Optional[ProcessSample]] = {}
+    pending = iter(found)
+
+    def work() -> None:
+        for one in pending:  # each thread takes the next one
+            samples[one] = _sample_one(one, tool, native, end)
+
+    threads = [Thread(target=work, daemon=True) for _ in range(max(8, _WIDTH * (os.cpu_count() or 1)))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(max(0.0, end + _SLACK - time.monotonic()))
+    return [one for one in (samples[one] if one in samples else _late(one) for one in found) if one is not None]
+
+
+def _late(target: Target) -> Optional[ProcessSample]:
+    """Describe a process that was not sampled in time: a read of its /proc waits for it. None if it has ended."""
+    stat = processes.stat(target.pid)
+    about = (target.role, target.rank, target.pid, target.child)
+    return None if stat is None else ProcessSample(*about, stat.name, "", stat.state, "not sampled in time")
+
+
+def _sample_one(target: Target, tool: str, native: bool, end: float) -> Optional[ProcessSample]:
+    """Sample one process, with py-spy until `end`; None if it has ended."""
+    pid, stat = target.pid, processes.stat(target.pid)
+    if stat is None or stat.state == "X":
+        return None
+    threads: Tuple[ThreadStack, ...] = ()
+    note, folder = _STATES.get(stat.state, ""), ""
+    if not note:
+        with contextlib.suppress(OSError):
+            folder = os.readlink(f"/proc/{pid}/cwd")
+        note = _obstacle(pid) or ("" if tool else "py-spy is missing")
+    if not note:
+        threads, note = _dump(tool, pid, native, end)
+    call = [] if stat.state in "RTtZ" else _kernel_call(pid)
+    if note:
+        threads = (ThreadStack("", tuple(Frame(name, "", 0) for name in call)),) if call else ()
+    elif call and threads and not threads[0].thread_name:
+        threads = (threads[0]._replace(call=call[-1]), *threads[1:])
+    moved = [int(line.split()[1]) for line in _lines(pid, "io") if line.startswith(("rchar:", "wchar:"))]
+    about = (target.role, target.rank, pid, target.child, stat.name, folder, stat.state)
+    return ProcessSample(*about, note, threads, stat.cpu, sum(moved))
+
+
+def _lines(pid: int, name: str) -> List[str]:
+    """Read the lines of a file of a process in /proc, [] if it cannot be read."""
+    return processes.try_read(f"/proc/{pid}/{name}").decode(errors="replace").splitlines()
+
+
+def _obstacle(pid: int) -> str:
+    """Return why py-spy is not tried on a process: it may not be read, is not Python, or swaps; "" to try it."""
+    try:
+        program = os.path.basename(os.readlink(f"/proc/{pid}/exe"))
+    except OSError as error:
+        return _DENIED if isinstance(error, PermissionError) else "has no program"
+    if "python" not in program and b"python" not in processes.try_read(f"/proc/{pid}/maps"):
+        return "no Python"
+    memory = dict(line.split()[:2] for line in _lines(pid, "status") if line.startswith(("VmRSS:", "VmSwap:")))
+    swaps = int(memory.get("VmSwap:", "0")) > int(memory.get("VmRSS:", "0"))
+    return "swaps: most of its memory is not in RAM" if swaps else ""
+
+
+def _dump(tool: str, pid: int, native: bool, end: float) -> Tuple[Tuple[ThreadStack, ...], str]:
+    """Run py-spy, and return the stacks of a process and "", or no stack and the reason."""
+    why = ""
+    for how in ("--native" if native else "--nonblocking", "--nonblocking" if native else ""):
+        argv = [tool, "dump", "--json", *filter(None, [how]), "--pid", str(pid)]
+        left = end - time.monotonic()
+        code, out, err = programs.output(argv, left, cwd="/") if left > 0 else (-1, "", "")
+        if code == -1:
+            return (), "py-spy did not answer in time, and was ended"
+        try:
+            if code == 0:
+                return read_dump(out[:_LARGEST], pid), ""
+            why = f"py-spy: {err.strip().partition(chr(10))[0].replace('Error: ', '')[:200] or f'exit code {code}'}"
+        except ValueError as error:
+            why = f"py-spy: {error}"
+        if code == 127:
+            return (), f"py-spy cannot be started: {err[:200]}"
+        if "ermission" in err or "not permitted" in err:
+            return (), _DENIED
+    return (), why
+
+
+def _kernel_call(pid: int) -> List[str]:
+    """Return where the main thread of a process waits in the kernel: the kernel's function, and the call.
+
+    A call that is not known by its number is left out, and what may not be read.
+    """
+    known = _CALLS.get(os.uname().machine, "").split()
+    number = processes.try_read(f"/proc/{pid}/syscall").split()[:1]
+    waits = processes.try_read(f"/proc/{pid}/wchan").decode(errors="replace")
+    calls = [known[at + 1] for at in range(0, len(known), 2) if known[at].encode() in number]
+    return [name for name in (waits, *calls) if name.strip("0")]
