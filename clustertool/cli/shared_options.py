@@ -150,6 +150,8 @@ Start and end
 --timeout DURATION  end the job after this time (default: no limit)
 {_GRACE}
 --on-failure ACTION(abort|continue)  what the other processes do when one fails (default: abort)
+--hang-timeout DURATION  without progress for so long, which ranks hang and where is found out (default: 10m; 0: never)
+--on-hang ACTION(report|abort|restart)  what a job that hangs leads to (default: report)
 --max-restarts N  start all again this many times after a failure (default: 0)
 --lease DURATION  end the job when no run or attach has followed it for this time (default: no limit)
 """

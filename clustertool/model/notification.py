@@ -62,6 +62,8 @@ def describe(kind: str, event: Mapping[str, Any], why: str, names: Sequence[str]
     """
     if kind == "lost":
         return "loss", f"node {names[event['node']]} is lost: {event['why']}", None
+    if kind == "hang":
+        return "hang", str(event["text"]), None
     if kind == "restart":
         return "restart", f"attempt {event['attempt']} begins: {why}".rstrip(": "), None
     if kind == "verdict":

@@ -27,6 +27,7 @@ OURS = ".clustertool"  # the tool's own folder inside a job directory, and insid
 STEP_OUTPUT = "slurm.out"  # in the same folder: the output of srun and its tasks
 IMAGES = "images"  # in the same folder of ROOT_DIR: files of images
 CUT = ".cut"  # the ending of a file with what a log had before its program truncated it
+STACKS = f"{OURS}/stacks.jsonl"  # of ranks that made no progress: node/jobs/stack_sampler.py
 METRICS = f"{OURS}/metrics.jsonl"  # numbers that ranks have printed: model/job/usage.py
 SUPERVISOR_ERRORS = f"{OURS}/supervisor.err"  # what a supervisor writes to stderr
 BUNDLE = "bundle.pyz"  # in the folder of a submitted job: what its nodes start

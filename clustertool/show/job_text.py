@@ -146,6 +146,8 @@ def _event_text(node: str, event: Event) -> str:
     if event["type"] == "memory-in-use":
         used = f"{node}: ended processes still use {human_bytes(event['used'])} of its devices"
         return f"{used}: the next ones start when they are free, after {event['seconds']:g} s at the latest"
+    if event["type"] == "hang":
+        return f"no progress: {event['text']} ({PROGRAM} stacks shows where all are)"
     if event["type"] == "restart":
         return f"attempt {event['attempt']} begins in {event['pause']:g} s"
     if event["type"] == "frozen":

@@ -137,7 +137,7 @@ def metrics(call: Call) -> None:
             if to is None:
                 call.terminal.block(text.rstrip("\n"))
                 return
-            _write_page(to, text)
+            write_page(to, text)
             call.answer({"job": job, "file": str(to), "bytes": len(text.encode())})
             call.terminal.line(f"job {job}: {count(len(rows), 'row')} -> {to}")
         else:

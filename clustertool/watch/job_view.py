@@ -273,7 +273,15 @@ class JobView:
         if event["type"] == "lost":
             self._lost.add(int(event["node"]))
             return EventNews(t, self.status.name(int(event["node"])), event)
-        reported = event["type"] in ("disk", "restart", "frozen", "elsewhere", "supervisor-lost", "memory-in-use")
+        reported = event["type"] in (
+            "disk",
+            "restart",
+            "frozen",
+            "elsewhere",
+            "supervisor-lost",
+            "memory-in-use",
+            "hang",
+        )
         reported |= event["type"] in ("left-out", "standby", "below-minimum", "lease-lost")
         reported |= event["type"] == "epoch" and bool(event["attempt"])
         reported |= event["type"] == "notification" and bool(event["failed"])

@@ -24,7 +24,7 @@ def answered(watch: HangWatch, now: float, *doing: str) -> object:
 
 
 def test_a_hang_is_found_once() -> None:
-    watch = HangWatch(60.0, {0, 1, 2})
+    watch = HangWatch(60.0, {0, 1, 2}, {0, 1, 2})
     quiet(watch, 100.0, 50.0, 70.0, 90.0)
     assert watch.turn(109.0, frozenset()) == (False, None), "node 0 has been quiet for 59 s"
     assert watch.turn(110.0, frozenset()) == (True, None)
@@ -38,7 +38,7 @@ def test_a_hang_is_found_once() -> None:
 
 
 def test_ranks_that_move_are_sampled_again_later() -> None:
-    watch = HangWatch(60.0, {0, 1})
+    watch = HangWatch(60.0, {0, 1}, {0, 1})
     quiet(watch, 0.0, 0.0, 0.0)
     assert watch.turn(60.0, frozenset())[0]
     assert answered(watch, 63.0, MOVES, WAITS) is None
@@ -49,7 +49,7 @@ def test_ranks_that_move_are_sampled_again_later() -> None:
 
 def test_nodes_that_do_not_answer() -> None:
     """Without the samples of all there is no verdict; lost nodes are not waited for."""
-    watch = HangWatch(60.0, {0, 1})
+    watch = HangWatch(60.0, {0, 1}, {0, 1})
     quiet(watch, 0.0, 0.0, 0.0)
     assert watch.turn(60.0, frozenset())[0]
     watch.note_traces(0, 1, [a_trace(0)])
@@ -63,7 +63,7 @@ def test_nodes_that_do_not_answer() -> None:
 
 
 def test_nothing_before_all_nodes_have_reported() -> None:
-    watch = HangWatch(60.0, {0, 1})
+    watch = HangWatch(60.0, {0, 1}, {0, 1})
     quiet(watch, 0.0, 0.0)
     assert watch.turn(1000.0, frozenset()) == (False, None)
     quiet(watch, 1000.0, 900.0, 900.0)

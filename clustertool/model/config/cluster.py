@@ -61,6 +61,14 @@ def _seconds(value: object) -> float:
     return found
 
 
+def _limit(value: object) -> float:
+    """Read a duration in seconds; 0: no limit. Raises ValueError, which states what is right."""
+    found = seconds_of(value.strip() if isinstance(value, str) else value)
+    if found is None:
+        raise ValueError(f"a duration, or 0: {DURATIONS}")
+    return found
+
+
 def _bool(value: object) -> bool:
     """Read a bool, or a text for one; "" is False. Raises ValueError, which states what is right."""
     text = str(value).strip().lower()
@@ -155,6 +163,7 @@ class Cluster:
     join_timeout: Optional[float] = _key("JOIN_TIMEOUT", _seconds, None)
     loss_timeout: float = _key("LOSS_TIMEOUT", _seconds, 10.0)
     grace: float = _key("GRACE", _seconds, 10.0)
+    hang_timeout: float = _key("HANG_TIMEOUT", _limit, 600.0)  # 0: a job that hangs is not reported
     metrics_file: str = _key("METRICS_FILE", _any_text, "")  # on the coordinator's node, for node_exporter
     grace_given: bool = False
     checks_off: Tuple[str, ...] = _key("CHECKS_OFF", _checks, ())

@@ -61,6 +61,7 @@ PLACED = frozenset(
 
 AUTO = "auto"  # --devices auto
 ON_FAILURE = ("abort", "continue")
+ON_HANG = ("report", "abort", "restart")
 Value = TypeVar("Value")
 
 
@@ -75,6 +76,8 @@ class Policy:
     max_restarts_without_progress: int = 3  # 0: no limit
     lease: float = 0.0
     loss_timeout: float = 10.0
+    hang_timeout: float = 600.0
+    on_hang: str = "report"
 
 
 @dataclass(frozen=True)
@@ -173,6 +176,8 @@ class Options:
     grace: str = ""
     on_failure: str = ""
     max_restarts: str = ""
+    hang_timeout: str = ""
+    on_hang: str = ""
     job_workspace: str = ""
     host_counts: bool = False
     image: Optional[str] = None
@@ -502,9 +507,10 @@ def _split_variables(values: Sequence[str]) -> Pairs:
 
 
 def _policy(cluster: Cluster, file: Toml, options: Options) -> Policy:
-    """Build the policy: each value of its option, else of [policy], else the default; grace has that of conf.py.
+    """Build the policy: each value of its option, else of [policy], else the default.
 
-    loss_timeout is always that of conf.py. Raises UsageError for a wrong option, DataError for a wrong value in [policy].
+    conf.py has the defaults of grace and hang_timeout, and always loss_timeout. Raises UsageError for a wrong option, DataError
+    for a wrong value in [policy].
     """
 
     def checked(name: str, default: object, read: Callable[[object], Optional[Value]], what: str, fix: str) -> Value:
@@ -521,8 +527,10 @@ def _policy(cluster: Cluster, file: Toml, options: Options) -> Policy:
             raise (UsageError if typed else DataError)(f"{where} {value!r} is not {what}", fix)
         return found
 
-    def on_failure(value: object) -> Optional[str]:
-        return next((known for known in ON_FAILURE if known == value), None)
+    def action(name: str, actions: Sequence[str]) -> str:
+        """Read the name of an action; the first one is the default."""
+        known = {one: one for one in actions}
+        return checked(name, actions[0], lambda value: known.get(str(value)), " or ".join(actions), "give one of them")
 
     def restarts(name: str, default: int) -> int:
         return checked(name, default, lambda value: whole(value, 0, 99999), "a whole number", "0 to 99999")
@@ -533,9 +541,11 @@ def _policy(cluster: Cluster, file: Toml, options: Options) -> Policy:
     return Policy(
         timeout=seconds("timeout", 0.0),
         grace=seconds("grace", cluster.grace),
-        on_failure=checked("on_failure", "abort", on_failure, " or ".join(ON_FAILURE), "give one of them"),
+        on_failure=action("on_failure", ON_FAILURE),
         max_restarts=restarts("max_restarts", 0),
         max_restarts_without_progress=restarts("max_restarts_without_progress", Policy.max_restarts_without_progress),
         lease=seconds("lease", 0.0),
         loss_timeout=cluster.loss_timeout,
+        hang_timeout=seconds("hang_timeout", cluster.hang_timeout),
+        on_hang=action("on_hang", ON_HANG),
     )

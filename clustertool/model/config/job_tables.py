@@ -40,7 +40,15 @@ _TABLES: Dict[str, Tuple[str, ...]] = {
     "pserver": ("command", "per_node", "ready"),
     "shards": ("files", "only_where_read"),
     "outputs": ("path",),
-    "policy": ("timeout", "grace", "on_failure", "max_restarts", "max_restarts_without_progress"),
+    "policy": (
+        "timeout",
+        "grace",
+        "on_failure",
+        "max_restarts",
+        "max_restarts_without_progress",
+        "hang_timeout",
+        "on_hang",
+    ),
     "mpi": ("options",),
     "container": tuple(field.name for field in fields(ContainerSettings)),
 }

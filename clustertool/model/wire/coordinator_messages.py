@@ -23,7 +23,7 @@ from clustertool.model import field_types as fields
 from clustertool.model.shape import read
 from clustertool.model.wire.supervisor_messages import LaptopNotice
 
-_OF_ONE_ATTEMPT = ("start", "stop", "launch", "release")
+_OF_ONE_ATTEMPT = ("start", "stop", "launch", "release", "sample")
 
 
 class Incarnation(NamedTuple):
@@ -77,6 +77,7 @@ class _News(TypedDict, total=False):
 
     ranks: List[Reached]  # how far they are, if that has changed
     metrics: List[object]  # [role, rank, Metrics.as_row()], with METRICS_FILE, if they have changed
+    quiet: float  # seconds for which its running trainers have made no progress
     bye: bool  # the supervisor has the outcome and leaves
 
 
@@ -139,6 +140,14 @@ class AttachedMessage(Envelope, LaptopNotice):
     type: Literal["attached"]
 
 
+class SampledMessage(Envelope):
+    """The trainers and pservers of this node were sampled."""
+
+    type: Literal["sampled"]
+    of: int  # the number of the order
+    traces: List[object]  # model.job.hang.RankTrace
+
+
 class LeaveMessage(Envelope):
     """In an elastic job: release this node."""
 
@@ -155,6 +164,7 @@ MemberMessage = Union[
     CleanMessage,
     StopMessage,
     AttachedMessage,
+    SampledMessage,
     LeaveMessage,
 ]
 
@@ -193,6 +203,13 @@ class ReleaseOrder(Envelope):
     type: Literal["release"]  # no rank is left on any node: the processes of mpirun can be ended
 
 
+class SampleOrder(Envelope):
+    """Sample the ranks: the job makes no progress."""
+
+    type: Literal["sample"]
+    of: int  # the number of the order
+
+
 class FinishOrder(Envelope):
     type: Literal["finish"]  # the job is over on all nodes, or the epoch: then the state of the outcome is NEXT_EPOCH
     outcome: Dict[str, object]  # Outcome.as_record()
@@ -205,7 +222,7 @@ class OverMessage(TypedDict):
     outcome: Dict[str, object]  # Outcome.as_record()
 
 
-Order = Union[StartOrder, DaemonOrder, StopOrder, ReleaseOrder, FinishOrder]
+Order = Union[StartOrder, DaemonOrder, StopOrder, ReleaseOrder, SampleOrder, FinishOrder]
 
 
 def read_incarnation(value: object) -> Incarnation:

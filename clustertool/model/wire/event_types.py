@@ -331,6 +331,14 @@ class RestartEvent(EventBase):
     pause: fields.Pause  # seconds before the start
 
 
+class HangEvent(EventBase):
+    """The job makes no progress, and samples of its ranks show which of them do not go on."""
+
+    type: Literal["hang"]
+    text: fields.Label
+    ranks: Annotated[List[Tuple[fields.Role, fields.Rank]], 100_000]
+
+
 class NotificationEvent(EventBase, Notification):
     """The coordinator sends a notification. laptop: the attached one that it lets send it, or "". failed: why that failed."""
 
@@ -363,7 +371,7 @@ class OutcomeEvent(EventBase):
 
 _OfNode = Union[JobEvent, SupervisorEvent, CaretakerEvent, DiskEvent, UnconnectedEvent, ConnectedEvent]
 _OfRank = Union[MemoryInUseEvent, StartedEvent, RankEvent, OtherAddressEvent, ExitedEvent]
-_OfCoordinator = Union[PhaseEvent, AbsentEvent, LostEvent, RestartEvent, NotificationEvent]
+_OfCoordinator = Union[PhaseEvent, AbsentEvent, LostEvent, RestartEvent, HangEvent, NotificationEvent]
 _OfEnd = Union[StoppingEvent, CleanEvent, Annotated[OutcomeEvent, Outcome]]
 _OfEpochs = Union[
     Annotated[EpochEvent, EpochChange],

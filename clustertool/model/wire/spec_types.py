@@ -57,6 +57,8 @@ class SpecPolicy(TypedDict):
     max_restarts_without_progress: int
     lease: float
     loss_timeout: float
+    hang_timeout: float
+    on_hang: str
 
 
 class _OfElasticShapes(TypedDict, total=False):

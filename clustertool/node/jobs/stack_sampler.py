@@ -21,11 +21,14 @@ from threading import Thread
 from typing import TYPE_CHECKING, BinaryIO, Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Tuple, cast
 
 from clustertool.errors import PreflightError, UsageError
+from clustertool.model.job import hang
 from clustertool.model.job.outcome import Key
 from clustertool.model.job.stacks import Frame, ProcessSample, ThreadStack, read_dump
+from clustertool.model.paths import STACKS
 from clustertool.model.roles import LAUNCHERS, ROLES
 from clustertool.node.devices import detect
 from clustertool.node.jobs import queries, supervisor_client
+from clustertool.node.storage import files
 from clustertool.node.system import processes, programs
 from clustertool.node.system.node_context import NodeContext
 
@@ -39,6 +42,7 @@ _LARGEST = 16 << 20  # characters of a dump
 _ANSWER = 5.0  # seconds for the supervisor, beyond those of the sampler
 _AGAIN = 0.05  # seconds after which a process in state D is read again
 _SLACK = 1.5  # seconds for py-spy to be ended
+_ROUNDS, _BETWEEN = 3, 1.5  # samples of a job that makes no progress, and the seconds between two of them
 _WIDTH = 2  # dumps at once for each core: one takes 0.05 s of CPU time
 _MOST = 5000  # processes
 _DENIED = "the kernel does not let this user read it"
@@ -83,10 +87,15 @@ def stacks(node: NodeContext, request: StacksRequest) -> StacksAnswer:
 
 def tools(node: NodeContext, request: NoFields) -> StackToolAnswer:
     """Answer for which machine this node needs py-spy, and the digests of those that it has."""
-    names: List[str] = []
+    return {"machine": os.uname().machine, "kept": _kept()}
+
+
+def _kept() -> List[str]:
+    """List the digests of the py-spys that this node has."""
     with contextlib.suppress(OSError):
         names = [name[len(_TOOL) :] for name in os.listdir(detect.place()) if name.startswith(_TOOL)]
-    return {"machine": os.uname().machine, "kept": [digest for digest in names if path_of(digest)]}
+        return [digest for digest in names if path_of(digest)]
+    return []
 
 
 def path_of(digest: str) -> str:
@@ -167,9 +176,28 @@ def marked(mark: str) -> List[Target]:
     return targets({pid: key for pid, key in found.items() if found.get(parents[pid]) != key})
 
 
-def sample_for_supervisor(file: BinaryIO, heads: Mapping[int, Key], others: Iterable[int], query: StacksQuery) -> None:
-    """Sample the ranks of a supervisor, and write the samples to a file, as a line of JSON. heads, others: see targets()."""
-    file.write(json.dumps(sample_selected(targets(heads, others), query)).encode() + b"\n")
+def sample_for_supervisor(
+    file: BinaryIO, heads: Mapping[int, Key], others: Iterable[int], query: StacksQuery, folder: str
+) -> None:
+    """Sample the ranks of a supervisor, and write the samples to a file, as a line of JSON. heads, others: see targets().
+
+    folder: "", or that of the job: sample three times, append the samples to its stacks.jsonl, and write traces of them.
+    """
+    found: Sequence[object]
+    if folder:
+        t, began, rounds = time.time(), time.monotonic(), []
+        query = cast("StacksQuery", {**query, "tool": next(iter(_kept()), ""), "seconds": query["seconds"] / _ROUNDS})
+        for number in range(_ROUNDS):
+            time.sleep(max(0.0, began + number * _BETWEEN - time.monotonic()))
+            rounds.append(sample_selected(targets(heads, others), query))
+        found = hang.trace(rounds, _BETWEEN)
+        with contextlib.suppress(OSError), files.closing(files.open_job_dir(folder)) as job:
+            journal = files.Journal(files.open_append(job, STACKS))
+            journal.write({"t": round(t, 2), "rounds": rounds})
+            journal.close()
+    else:
+        found = sample_selected(targets(heads, others), query)
+    file.write(json.dumps(found).encode() + b"\n")
     file.flush()
 
 

@@ -69,6 +69,9 @@ _MEMORY_LEFT = 512 << 20  # bytes that may be in use beyond the least sample: co
 _MEMORY_WAIT = 60.0  # seconds for the memory of cards to become free after the end of ranks
 _SAMPLE_WAIT = 10.0  # seconds for the first sample after it
 
+_MOST_FILES = 10_000
+
+Output = Tuple[int, int, int]  # of the output: number of files, bytes, newest time in ns
 Reached = Tuple[str, int, Optional[float], Optional[float], float]  # role, rank, epoch, step, time of its last output
 
 
@@ -87,8 +90,11 @@ class NodeMonitor:
         self._record = record
         self._disk = DiskWatch(job)
         self.devices = CardMonitor(family, spec, record)
-        self.recorder = UsageRecorder(job, self.devices)
+        self.recorder = UsageRecorder(job, self.devices, os.path.join(spec["job_dir"], spec["output"]))
         self._sampled_at = 0.0
+        self._trainers: FrozenSet[int] = frozenset()  # the pids of those that ran at the newest sample
+        self._output: Output = (0, 0, 0)
+        self._progress_at = 0.0  # when a trainer has made progress last
         self.endpoint = TrainerEndpoint(job, spec, self._take_posted)
         self.endpoint.start()
 
@@ -96,6 +102,7 @@ class NodeMonitor:
         """Have the recorder add numbers that a rank of this node has sent; other ranks are ignored. In any thread."""
         rank = self._ranks.find(key)
         if rank is not None:
+            self._progress_at = time.monotonic()
             self.recorder.take_posted(key, JobPaths.log(*key, rank.attempt), numbers)
 
     def turn(self) -> bool:
@@ -118,11 +125,26 @@ class NodeMonitor:
         if self._ranks.running:
             self.devices.turn()
         self.recorder.turn(self._family.members, self._ranks.snapshot())
+        trainers = frozenset(pid for pid, rank in self._ranks.running.items() if rank.key[0] == "trainer")
+        if (trainers, self.recorder.output) != (self._trainers, self._output):
+            self._trainers, self._output, self._progress_at = trainers, self.recorder.output, now
         return True
+
+    @property
+    def quiet(self) -> Optional[float]:
+        """The seconds for which no trainer here has printed, sent a number, written into output/, started or ended.
+
+        None if no trainer runs here.
+        """
+        return time.monotonic() - self._progress_at if self._trainers else None
 
     def record_growth(self, at_once: bool = False) -> None:
         """Pass the logs that grew to the recorder; `at_once`: also those whose growth was recorded less than 0.5 s ago."""
-        self.recorder.write_growth(self._ranks.growth(at_once))
+        lines = self._ranks.growth(at_once)
+        servers = {rank.log_name for rank in self._ranks.of_role("pserver")}
+        if any(line[1] not in servers for line in lines):
+            self._progress_at = time.monotonic()
+        self.recorder.write_growth(lines)
 
     def disk_is_full(self) -> bool:
         """Sample the disk, write an event if its state has changed, and return whether it is full."""
@@ -140,10 +162,12 @@ class NodeMonitor:
 class UsageRecorder:
     """The recorder of what ranks use and how logs grew, with its thread and its files.
 
-    Call turn() with each sample, and close() at the end. cards: is called in the thread and may be slow.
+    Call turn() with each sample, and close() at the end. cards: is called in the thread and may be slow. folder: of the output.
     """
 
-    def __init__(self, job: int, cards: Callable[[], Sequence[CardUsage]] = tuple) -> None:
+    def __init__(self, job: int, cards: Callable[[], Sequence[CardUsage]] = tuple, folder: str = "") -> None:
+        self.output: Output = (0, 0, 0)  # of `folder`, that of the output
+        self._folder = folder
         # Of the running ranks, at the newest sample; a new object after each change.
         self.progress: Tuple[Reached, ...] = ()
         self.steps = JobSteps()  # that ranks, but no pservers, have printed at the samples
@@ -196,6 +220,7 @@ class UsageRecorder:
         began = time.thread_time()
         line = self._sampler(t, members, ranks)
         self._read_logs(ranks)
+        self.output = _measure(self._folder)
         with contextlib.suppress(OSError, ValueError):
             cards = self._cards()
             if cards:
@@ -228,6 +253,19 @@ class UsageRecorder:
         self._sampled = frozenset(ranks)
         if tuple(found) != self.progress:
             self.progress = tuple(found)
+
+
+def _measure(folder: str) -> Output:
+    """Return (number of files, their bytes, newest time in ns) of a folder, by the first 10,000 files; (0, 0, 0) without it."""
+    count, size, newest = 0, 0, 0
+    for path, _, names in os.walk(folder):
+        for name in names[: _MOST_FILES - count]:
+            with contextlib.suppress(OSError):
+                about = os.lstat(os.path.join(path, name))
+                count, size, newest = count + 1, size + about.st_size, max(newest, about.st_mtime_ns)
+        if count >= _MOST_FILES:
+            break
+    return count, size, newest
 
 
 class Book:

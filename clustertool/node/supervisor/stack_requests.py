@@ -35,7 +35,9 @@ class StackRequests:
     def __init__(self, family: Descendants, ranks: RankTable, control: ControlSocket, spec: Spec) -> None:
         self.pid = 0  # of the sampler
         self._family, self._ranks, self._control, self._mark = family, ranks, control, spec["mark"]
-        self._waiting: List[Tuple[StacksQuery, Done]] = []  # the first one is that of the sampler, while it runs
+        self._job_dir = spec["job_dir"]
+        # Queries, each with the directory of the job if traces are wanted. The first is that of the sampler, while it runs.
+        self._waiting: List[Tuple[StacksQuery, str, Done]] = []
         self._file: Optional[IO[bytes]] = None
         self._until = 0.0
         self._number = 0
@@ -49,12 +51,18 @@ class StackRequests:
             raise PreflightError("too many commands want stacks at once", "type it again when they have ended")
         self._number += 1
         key = ("stacks", "", self._number)
-        self.take(query, lambda data, fault: self._control.resolve(key, {"type": "stacks", "fault": fault}, data))
+        answer = partial(self._answer, key)
+        self._waiting.append((query, "", answer))
         return key
 
-    def take(self, query: StacksQuery, done: Done) -> None:
-        """Have stacks taken after those that were requested before; `done` is called in the loop. Does not wait."""
-        self._waiting.append((query, done))
+    def _answer(self, key: Waiting, data: bytes, fault: str) -> None:
+        """Answer the client that waits under this key."""
+        self._control.resolve(key, {"type": "stacks", "fault": fault}, data)
+
+    def trace(self, done: Done) -> None:
+        """Have all ranks sampled three times, after the stacks that were requested before; `done` gets traces of that."""
+        query: StacksQuery = {"type": "stacks", "role": "", "ranks": "", "native": False, "tool": "", "seconds": 10.0}
+        self._waiting.append((query, self._job_dir, done))
 
     def turn(self) -> None:
         """Start the sampler for the first request, or kill it if it is late."""
@@ -63,7 +71,7 @@ class StackRequests:
             self._finish("the sampler did not answer in time, and was ended")
         if not self.pid and self._waiting:
             try:
-                self._start(self._waiting[0][0])
+                self._start(*self._waiting[0][:2])
             except OSError as error:
                 self._finish(f"no sampler can be started: {error.strerror}")
 
@@ -95,18 +103,21 @@ class StackRequests:
                     file.seek(0)
                     data = file.read()
         complete = data.endswith(b"\n")
-        self._waiting.pop(0)[1](data if complete else b"", "" if complete else fault)
+        self._waiting.pop(0)[2](data if complete else b"", "" if complete else fault)
 
-    def _start(self, query: StacksQuery) -> None:
-        """Fork the sampler, add it to the supervisor's spared children, and set its deadline. Raises OSError."""
+    def _start(self, query: StacksQuery, folder: str) -> None:
+        """Fork the sampler, add it to the supervisor's spared children, and set its deadline. folder: see _sample().
+
+        Raises OSError.
+        """
         self._file = tempfile.TemporaryFile()  # noqa: SIM115 - _finish() closes it
         heads = {rank.main: rank.key for rank in self._ranks.running.values()}
-        body = partial(_sample, self._file, heads, [process.pid for process in self._family.members], query)
+        body = partial(_sample, self._file, heads, [process.pid for process in self._family.members], query, folder)
         self.pid = fork_helper(self._family, self._mark, self._file.fileno(), body)
         self._until = time.monotonic() + query["seconds"] + _LATE
 
 
 def _sample(*arguments: object) -> None:
-    """Sample the ranks, in the sampler. Its modules are imported only there."""
+    """Sample the ranks, in the sampler, as sample_for_supervisor(). Its modules are imported only there."""
     processes.set_name("ct-stacks")
     node_context.load_on_demand("jobs.stack_sampler:sample_for_supervisor")(*arguments)

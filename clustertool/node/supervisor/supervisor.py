@@ -7,11 +7,13 @@ first.
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import resource
 import signal
 import time
+from functools import partial
 from typing import TYPE_CHECKING, Dict, FrozenSet, List, NamedTuple, Optional, Sequence, Set, Tuple, Union
 
 from clustertool.errors import Interrupted, NotFound, PreflightError
@@ -238,7 +240,7 @@ class Supervisor:
         self._report_listeners()
         self.guard.turn()
         if self.monitor.turn():
-            self.link.progress = self.monitor.recorder.progress
+            self.link.progress, self.link.quiet = self.monitor.recorder.progress, self.monitor.quiet
             self.metrics_file.turn(self.link, self.monitor.recorder.metrics.newest)
             self.control.touch()
             self.resources.refresh()
@@ -332,9 +334,16 @@ class Supervisor:
         elif order["type"] == "stop":
             self._enter_attempt(order["attempt"])  # a stop between two attempts ends the one that never began
             self.stop(order["why"], order.get("grace"), _OUTSIDE if order.get("outside") else 0.0)
+        elif order["type"] == "sample":
+            self.stacks.trace(partial(self._send_traces, order["of"]))
         elif order["type"] == "finish":
             self.outcome = read(Outcome, order["outcome"])
             self.stop(self.outcome.reason)
+
+    def _send_traces(self, of: int, data: bytes, fault: str) -> None:
+        """Send the coordinator what the ranks here do, for its order with the number `of`; nothing if they were not sampled."""
+        if not fault:
+            self.link.post({"type": "sampled", "of": of, "traces": json.loads(data), "attempt": self.attempt})
 
     def _defer(self, order: Order) -> bool:
         """Enter the attempt of an order to start processes, and keep the order while memory of devices is not free.

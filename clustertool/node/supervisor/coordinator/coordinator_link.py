@@ -175,6 +175,8 @@ class CoordinatorLink:
         self.attempt = 0  # of the job, as this node knows it
         self.progress: Sequence[Reached] = ()  # of this node's ranks
         self.metrics: Mapping[Key, Metrics] = {}  # of this node's ranks, with METRICS_FILE
+        # Seconds for which the running trainers of this node have made no progress; None without any.
+        self.quiet: Optional[float] = None
         self.other_metrics: Dict[Key, Metrics] = {}  # on the coordinator's node: of ranks of other nodes
         self.lease: Optional[LeaseKeeper] = None  # of this node, in an elastic job
 
@@ -436,6 +438,8 @@ class CoordinatorClient(CoordinatorLink):
         if self.progress is not self._sent:
             self._sent, t = self.progress, time.time()
             message["ranks"] = [[*one[:4], round(max(0.0, t - one[4]), 1)] for one in self._sent[:_MOST_RANKS]]
+        if self.quiet is not None:
+            message["quiet"] = round(self.quiet, 1)
         if self.metrics is not self._sent_metrics:
             self._sent_metrics = self.metrics
             message["metrics"] = [[*key, one.as_row()] for key, one in [*self.metrics.items()][:_MOST_RANKS]]

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Callable, Dict, FrozenSet, Iterator, List
 from clustertool.errors import PreflightError
 from clustertool.model.elastic.epochs import EpochEnd
 from clustertool.model.elastic.lease import ends_by
+from clustertool.model.job.hang import RankTrace, describe
 from clustertool.model.job.job_steps import JobSteps
 from clustertool.model.job.outcome import MESSAGE_FIELDS, Key, Outcome, RankExit, describe_coordinator, some
 from clustertool.model.job.progress import Metrics
@@ -20,6 +21,7 @@ from clustertool.model.wire.frames import Header
 from clustertool.node.supervisor.allocation import Allocation
 from clustertool.node.supervisor.coordinator import epoch_decisions, job_decisions
 from clustertool.node.supervisor.coordinator.coordinator_link import CoordinatorLink, OwnLease, StoreEnd
+from clustertool.node.supervisor.coordinator.hang_watch import HangWatch
 from clustertool.node.supervisor.coordinator.member_connections import CoordinatorListener, JobMember, JobMembers
 from clustertool.node.supervisor.coordinator.standby_offers import StandbyOffer, StandbyOffers
 from clustertool.node.supervisor.notifier import Notifier
@@ -165,6 +167,8 @@ class CoordinatorServer(CoordinatorLink):
             late = len(elastic["waiting"]) + elastic["absent"]
             self._standby = StandbyOffers(policy["loss_timeout"], len(made.nodes), elastic["maximum"], late)
             self._limits.include_earlier_epochs(elastic.get("age", 0.0), elastic.get("unattended", 0.0))
+        trainers = {node for (role, _), node in made.node_of.items() if role == "trainer"}
+        self._hang = HangWatch(policy["hang_timeout"], made.nodes, trainers) if policy["hang_timeout"] else None
         self._finished_at: Optional[float] = None
         # When a new attempt begins, and with which orders.
         self._restart: Optional[Tuple[float, List[StartOrder]]] = None
@@ -243,6 +247,7 @@ class CoordinatorServer(CoordinatorLink):
         self._members.beat(self._stamped({"type": "beat"}))
         self._watch_silence(now)
         self._watch_time(time.monotonic())
+        self._watch_progress(now)
         self._notifier.turn()
         outcome = self._allocation.turn()
         if outcome is not None:
@@ -279,6 +284,10 @@ class CoordinatorServer(CoordinatorLink):
         if message.get("type") == "attached":
             self._limits.attached(time.monotonic())
             self._notifier.attached(message)
+        elif message.get("type") == "sampled" and self._hang is not None:
+            traces = [read(RankTrace, one, "a trace") for one in message["traces"]]
+            own = self._state.shape.on(node)
+            self._hang.note_traces(node, message["of"], [one for one in traces if (one.role, one.rank) in own])
         event = _parse_event(self._state.shape.on(node), node, message)
         if not isinstance(event, job_decisions.StopAsked):
             return event
@@ -380,6 +389,8 @@ class CoordinatorServer(CoordinatorLink):
             for role, rank, row in message.get("metrics", ()):
                 if (role, rank) in self._state.shape.on(node):
                     self.other_metrics[role, rank] = Metrics.of_row(row)
+            if "quiet" in message and self._hang is not None:
+                self._hang.note_quiet(node, _finite(message["quiet"]) or 0.0, self._clock.now)
             if "beat" in message:
                 member.note_beat(message["beat"])
             event = self._read_event(node, message) if member.mail.take(message) else None
@@ -465,6 +476,30 @@ class CoordinatorServer(CoordinatorLink):
             for order in orders:
                 self._send_order(order)
 
+    def _watch_progress(self, now: float) -> None:
+        """Have all nodes sample their ranks if no trainer makes progress; record a hang that they show, and do as on_hang says.
+
+        now: of the own clock.
+        """
+        if self._hang is None or self._state.phase != "trainer":
+            return
+        if self.quiet is not None:
+            self._hang.note_quiet(self._spec["node"], self.quiet, now)
+        due, found = self._hang.turn(now, self._state.gone)
+        if due:
+            of = self._hang.number
+            self._send_order({"type": "sample", "of": of, "attempt": self._state.attempt, "sender": self._me})
+        if found is None:
+            return
+        names, place = self._state.shape.names, self._state.shape.node_of
+        since = {node: time.strftime("%H:%M:%S", time.localtime(time.time() - s)) for node, s in found.quiet.items()}
+        times = {key: since[node] for key, node in place.items() if node in since}
+        text = describe(found.hang, {key: names[node] for key, node in place.items()}, times)
+        self._record("hang", text=text, ranks=[(one.role, one.rank) for one in found.hang.named])
+        action = self._spec["policy"]["on_hang"]
+        if action != "report":
+            self._decide(job_decisions.Hung(text, action == "restart"))
+
     # -- decisions --
 
     def _decide(self, event: epoch_decisions.Event) -> None:
@@ -525,6 +560,8 @@ class CoordinatorServer(CoordinatorLink):
     def _begin_again(self, actions: List[job_decisions.Start]) -> None:
         """Record a restart, and schedule the start orders of its attempt after a pause of 1, 2, 4, ... at most 30 s."""
         attempt = actions[0].attempt
+        if self._hang is not None:
+            self._hang.begin()
         earlier = self._spec["elastic"]["epoch"] if "elastic" in self._spec else 0
         pause = min(2.0 ** (attempt - earlier - 1), _LONGEST_PAUSE)
         self._record("restart", attempt=attempt, pause=pause)

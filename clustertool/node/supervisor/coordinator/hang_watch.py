@@ -24,13 +24,14 @@ class Findings(NamedTuple):
 class HangWatch:
     """The times without progress, the samples that are under way, and the verdict.
 
-    timeout: seconds. nodes: those with trainers. All times are the caller's clock. Call note_quiet() for each heartbeat, note_traces() for each answer, and turn() each loop.
+    timeout: seconds. nodes: all of the job. trainers: those with trainers. All times are the caller's clock. Call note_quiet()
+    for each heartbeat, note_traces() for each answer, and turn() each loop while the trainers run.
     """
 
-    def __init__(self, timeout: float, nodes: AbstractSet[int]) -> None:
+    def __init__(self, timeout: float, nodes: AbstractSet[int], trainers: AbstractSet[int]) -> None:
         self.number = 0  # of the newest samples
         self._timeout = timeout
-        self._nodes = nodes
+        self._nodes, self._trainers = nodes, trainers
         self.begin()
 
     def begin(self) -> None:
@@ -60,17 +61,15 @@ class HangWatch:
 
         gone: nodes that are lost or have left; their answers are not waited for.
         """
-        nodes = self._nodes - gone
+        nodes = self._trainers - gone
         if self._sampled_at is not None:
             if self._missing - gone and now < self._sampled_at + _PATIENCE:
                 return False, None
             self._sampled_at = None
             quiet = {node: now - self._since[node] for node in nodes if node in self._since}
-            hang = (
-                judge(self._traces, min(quiet.values(), default=0.0) >= 2 * self._timeout)
-                if not self._missing
-                else None
-            )
+            if self._missing:  # the verdict could name the wrong rank
+                return False, None
+            hang = judge(self._traces, min(quiet.values(), default=0.0) >= 2 * self._timeout)
             self._found = hang is not None
             return False, Findings(hang, quiet) if hang else None
         if self._found or not nodes or not nodes <= self._since.keys():
@@ -79,6 +78,6 @@ class HangWatch:
         if quiet_for < self._next:
             return False, None
         self._next = quiet_for + self._timeout
-        self._sampled_at, self._missing, self._traces = now, set(nodes), []
+        self._sampled_at, self._missing, self._traces = now, set(self._nodes - gone), []
         self.number += 1
         return True, None

@@ -5,6 +5,7 @@
     pserver    all pservers listen           trainer    Start(trainer), Start(heter): each waits for the other's ports
     trainer    all trainers exited 0         ending     Stop       (pservers and heter trainers end: their 143 is no failure)
                  of mpirun: and it exited 0
+    trainer    the job hangs                 ending     Stop       (on_hang abort: 124; restart: as after a failure)
     any        a process failed              ending     Stop       (a trainer, policy continue: the others go on)
     any        a node is lost, or absent     ending     Stop
     any        stop asked, time is over      ending     Stop       (a signal to a job of an engine: Ask)
@@ -133,7 +134,14 @@ class LauncherTimeout(NamedTuple):
     seconds: float
 
 
-Event = Union[Joined, Listening, Exited, Clean, Lost, Absent, StopAsked, Explained, LauncherTimeout, Quiet]
+class Hung(NamedTuple):
+    """The job makes no progress, and is to end for that. text: which ranks do not go on. restart: or to begin again."""
+
+    text: str
+    restart: bool
+
+
+Event = Union[Joined, Listening, Exited, Clean, Lost, Absent, StopAsked, Explained, LauncherTimeout, Quiet, Hung]
 
 
 # -- actions ----------------------------------------------------------------------------------------------------------
@@ -235,6 +243,7 @@ class State(NamedTuple):
     blamed: Tuple[int, ...] = ()  # the node of the first failure of each attempt before, of those that ranks have ended
     asked: bool = False  # the engine, which has not answered yet
     restart: bool = False
+    hang: str = ""  # why this attempt ends, if no process has failed
     steps: JobSteps = JobSteps()
     left: FrozenSet[int] = frozenset()  # the last two: see epoch_decisions
     counted: bool = False
@@ -407,6 +416,22 @@ def _fail(state: State) -> Step:
     return end(state, failure(state))
 
 
+def _on_hung(state: State, event: Hung) -> Step:
+    """Return (state, actions) that stop the attempt for a restart, if that is wanted and any is left, else the job, with 124.
+
+    Nothing changes if the job ends already.
+    """
+    if state.phase != "trainer":
+        return state, ()
+    state = state._replace(hang=event.text)
+    return _fail(state) if event.restart else end(state, _hang(state))
+
+
+def _hang(state: State) -> Outcome:
+    """Build the outcome of a job that hangs."""
+    return Outcome(JobState.TIMEOUT, 124, "tool", f"hang: {state.hang}", brief=f"hang: {state.hang}")
+
+
 def stop(state: State) -> Stop:
     """Build the Stop of an attempt or a job that ends; after a failure its reason names all failures that are known now."""
     if state.ending is not None and (state.ending.state is not JobState.FAILED or not state.culprits):
@@ -431,10 +456,12 @@ def is_failing(state: State) -> bool:
 
 
 def failure(state: State) -> Outcome:
-    """Build the outcome FAILED from the culprits, with the exit code of the first one.
+    """Build the outcome FAILED from the culprits, with the exit code of the first one; without any, that of a hang.
 
     The reason names a node of several on which every attempt has failed first.
     """
+    if not state.culprits:
+        return _hang(state)
     first = state.culprits[0]
     code = exit_code(first.code, first.signal) or 1
     keys = tuple(exit.key for exit in state.culprits)
@@ -456,7 +483,7 @@ def makes_no_progress(state: State) -> bool:
 
 def blamed_nodes(state: State) -> Tuple[int, ...]:
     """Return the nodes of State.blamed, and after them the node of this attempt's first culprit."""
-    return (*state.blamed, state.shape.node_of[state.culprits[0].key])
+    return (*state.blamed, *(state.shape.node_of[first.key] for first in state.culprits[:1]))
 
 
 def reason(state: State) -> str:
@@ -464,6 +491,8 @@ def reason(state: State) -> str:
 
     Those with the same error share a sentence; those whose failure is a consequence have one of their own.
     """
+    if not state.culprits:
+        return f"hang: {state.hang}"
     place, names = state.shape.node_of, state.shape.names
     groups = alike(exit._replace(node=names[place[exit.key]]) for exit in state.culprits)
     more = sum(map(len, groups[_NAMED:]))
@@ -570,9 +599,8 @@ def settle(state: State) -> Step:
         again = State(state.shape, attempt=state.attempt + 1, joined=state.joined, blamed=blamed_nodes(state))
         return _advance(again._replace(steps=state.steps.next_attempt(failed=True)))
     ending = state.ending
-    if state.culprits and (ending is None or ending.state is JobState.FAILED):
+    if ending is None or (state.culprits and ending.state is JobState.FAILED):
         ending = failure(state)  # others may have failed since
-    assert ending is not None
     outcome = ending._replace(victims=_victims(state, ending))
     return state._replace(phase="over", ending=outcome), (Finish(outcome),)
 
@@ -597,4 +625,5 @@ _TABLE: Dict[type, Callable[..., Step]] = {
     StopAsked: _on_stop_asked,
     Explained: _on_explained,
     LauncherTimeout: _on_launcher_timeout,
+    Hung: _on_hung,
 }
