@@ -13,13 +13,16 @@ import sys
 import sysconfig
 import zipfile
 import zlib
+from collections.abc import Mapping
 from pathlib import Path
 
 from clustertool.errors import ClustertoolError, PreflightError
 from clustertool.fleet import this_user
 from clustertool.fleet.fleet import Fleet
 from clustertool.fleet.node_bundle import digest_of
+from clustertool.model.wire.agent_answers import StackToolAnswer
 from clustertool.model.wire.messages import STACK_TOOL, STACK_TOOLS
+from clustertool.ssh.parallel import in_background
 
 # Of an ELF file, by the name of the machine.
 _ELF = {"x86_64": 62, "aarch64": 183, "armv7l": 40, "i686": 3}
@@ -30,12 +33,21 @@ _SECONDS = 60.0  # for pip
 _FIX = "pip install 'clustertool[stacks]' where clustertool is installed"
 
 
-def prepare(fleet: Fleet) -> tuple[dict[int, str], dict[int, str]]:
-    """Bring py-spy to all nodes of a fleet that lack it. Return the digest by node, "" without one, and by node why.
+def send_early(fleet: Fleet) -> None:
+    """Bring py-spy to the nodes of a fleet, in a thread, which nothing waits for; without it stacks come from /proc."""
 
-    Nodes without an answer are in fleet.failed. Nothing is downloaded if all nodes of a machine's kind have it.
+    def send() -> None:
+        with contextlib.suppress(ClustertoolError):
+            prepare(fleet, fleet.ask(dict.fromkeys(list(fleet.agents), STACK_TOOLS({}))).ok)
+
+    in_background(send)
+
+
+def prepare(fleet: Fleet, found: Mapping[int, StackToolAnswer]) -> tuple[dict[int, str], dict[int, str]]:
+    """Bring py-spy to those nodes of `found` that lack it. Return the digest by node, "" without one, and by node why.
+
+    found: the nodes' answers to STACK_TOOLS. Nothing is downloaded if all nodes of a machine's kind have it.
     """
-    found = fleet.ask_all(STACK_TOOLS({}))
     tools = {node: next(iter(answer["kept"]), "") for node, answer in found.items()}
     reasons: dict[int, str] = {}
     for machine in sorted({answer["machine"] for answer in found.values()}):

@@ -12,7 +12,7 @@ from clustertool.model.hints import PROGRAM
 from clustertool.model.job.stacks import ProcessSample, gather
 from clustertool.model.shape import read, to_plain
 from clustertool.model.wire.agent_requests import StacksRequest
-from clustertool.model.wire.messages import STACKS
+from clustertool.model.wire.messages import STACK_TOOLS, STACKS
 from clustertool.show.stack_view import stack_lines
 from clustertool.verbs.fetch import page_path, write_page
 from clustertool.verbs.jobs import engine_of
@@ -38,7 +38,7 @@ def stacks(call: Call) -> None:
         fleet = engine.fleet_of_job(job)
         if fleet is not engine.fleet:
             fleet.open()
-        tools, reasons = stack_tools.prepare(fleet)
+        tools, reasons = stack_tools.prepare(fleet, fleet.ask_all(STACK_TOOLS({})))
         how = StacksRequest(job=job, role=role, ranks=ranks, native=given.native, seconds=seconds, tool="")
         began = time.time()
         gathered = fleet.ask({node: STACKS({**how, "tool": tool}) for node, tool in tools.items()}, seconds + _MORE)

@@ -23,7 +23,7 @@ from clustertool.engines.preflight import Examined
 from clustertool.engines.send_workspace import disk_needs, portions, send_as_found
 from clustertool.engines.ssh.one_command import OneCommand
 from clustertool.errors import ClustertoolError, DeviceInUse, PortInUse, PreflightError, only, raise_all, singles
-from clustertool.fleet import job_places, node_bundle, shared_roots
+from clustertool.fleet import job_places, node_bundle, shared_roots, stack_tools
 from clustertool.fleet.dispatch.workspace import Workspace
 from clustertool.fleet.fleet import Answers, Fleet, carry_out, devices_of, module_request
 from clustertool.fleet.identity import identity, job_id
@@ -85,6 +85,8 @@ class SshStart(Starter):
         """
         assert submission.plan is not None
         made = submission.plan
+        if self._request.options.hang_timeout or self._request.cluster.hang_timeout is not None:
+            stack_tools.send_early(self._fleet)
         if self._request.elastic.present:
             self._start_members(made)
             return Submitted(made.job_id)

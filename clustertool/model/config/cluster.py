@@ -163,7 +163,8 @@ class Cluster:
     join_timeout: Optional[float] = _key("JOIN_TIMEOUT", _seconds, None)
     loss_timeout: float = _key("LOSS_TIMEOUT", _seconds, 10.0)
     grace: float = _key("GRACE", _seconds, 10.0)
-    hang_timeout: float = _key("HANG_TIMEOUT", _limit, 600.0)  # 0: a job that hangs is not reported
+    # 0: a job that hangs is not reported; None: 600, and no program for that is sent to the nodes.
+    hang_timeout: Optional[float] = _key("HANG_TIMEOUT", _limit, None)
     metrics_file: str = _key("METRICS_FILE", _any_text, "")  # on the coordinator's node, for node_exporter
     grace_given: bool = False
     checks_off: Tuple[str, ...] = _key("CHECKS_OFF", _checks, ())

@@ -546,6 +546,8 @@ def _policy(cluster: Cluster, file: Toml, options: Options) -> Policy:
         max_restarts_without_progress=restarts("max_restarts_without_progress", Policy.max_restarts_without_progress),
         lease=seconds("lease", 0.0),
         loss_timeout=cluster.loss_timeout,
-        hang_timeout=seconds("hang_timeout", cluster.hang_timeout),
+        hang_timeout=seconds(
+            "hang_timeout", Policy.hang_timeout if cluster.hang_timeout is None else cluster.hang_timeout
+        ),
         on_hang=action("on_hang", ON_HANG),
     )

@@ -110,12 +110,16 @@ def _is_stuck(pid: int, rounds: Sequence[Sequence[ProcessSample]]) -> bool:
 
 
 def _place(sample: ProcessSample, frames: Sequence[Frame]) -> str:
-    """Describe where a program is: what the user's innermost line calls, and file and line; else its innermost function."""
+    """Describe where a program is: what the user's innermost line calls, file and line, and the peer of the socket, if known.
+
+    Without a line of the user, its innermost function.
+    """
     own = own_frame(frames, sample.folder)
     if own < 0:
         return frames[0].name if frames else sample.note or sample.command
     line = f"{os.path.basename(frames[own].filename)}:{frames[own].line}"
-    return f"{frames[own - 1 if own else 0].name} ({line})"
+    peer = sample.threads[0].call.partition(" ")[2]
+    return f"{frames[own - 1 if own else 0].name} ({line})" + (f" for {peer}" if peer else "")
 
 
 def judge(traces: Sequence[RankTrace], again: bool) -> Optional[Hang]:

@@ -156,6 +156,7 @@ def _group(members: Sequence[Tuple[ProcessSample, ThreadStack, Tuple[Frame, ...]
     sample, thread, frames = members[0]
     ranks = tuple(sorted({one.rank for one, _, _ in members}))
     calls = {one.call for _, one, _ in members}
+    calls = calls if len(calls) == 1 else {call.partition(" ")[0] for call in calls}  # without peers
     call = calls.pop() if len(calls) == 1 else ""
     own, command = own_frame(thread.frames, sample.folder), sample.command if sample.child else ""
     return StackGroup(

@@ -28,6 +28,7 @@ from clustertool.model.paths import STACKS
 from clustertool.model.roles import LAUNCHERS, ROLES
 from clustertool.node.devices import detect
 from clustertool.node.jobs import queries, supervisor_client
+from clustertool.node.ports import listeners
 from clustertool.node.storage import files
 from clustertool.node.system import processes, programs
 from clustertool.node.system.node_context import NodeContext
@@ -53,6 +54,7 @@ _STATES = {
     "D": "blocked in the kernel (state D)",
     "Z": "has ended, and was not waited for",
 }
+_OF_PEERS = ("read", "write", "connect", "recvfrom", "recvmsg")
 _CALLS = {  # that wait, by their numbers
     "x86_64": "0 read 1 write 7 poll 16 ioctl 23 select 35 nanosleep 42 connect 43 accept 45 recvfrom 47 recvmsg 61 wait4 "
     "73 flock 202 futex 230 clock_nanosleep 232 epoll_wait 247 waitid 270 pselect6 271 ppoll 281 epoll_pwait 288 accept4",
@@ -257,7 +259,7 @@ def _sample_one(target: Target, tool: str, native: bool, end: float) -> Optional
         threads, note = _dump(tool, pid, native, end)
     call = [] if stat.state in "RTtZ" else _kernel_call(pid)
     if note:
-        threads = (ThreadStack("", tuple(Frame(name, "", 0) for name in call)),) if call else ()
+        threads = (ThreadStack("", tuple(Frame(name.partition(" ")[0], "", 0) for name in call)),) if call else ()
     elif call and threads and not threads[0].thread_name:
         threads = (threads[0]._replace(call=call[-1]), *threads[1:])
     moved = [int(line.split()[1]) for line in _lines(pid, "io") if line.startswith(("rchar:", "wchar:"))]
@@ -308,10 +310,13 @@ def _dump(tool: str, pid: int, native: bool, end: float) -> Tuple[Tuple[ThreadSt
 def _kernel_call(pid: int) -> List[str]:
     """Return where the main thread of a process waits in the kernel: the kernel's function, and the call.
 
-    A call that is not known by its number is left out, and what may not be read.
+    "recvfrom 10.0.0.2:7000" has the peer of the socket. A call that is not known by its number is left out, and what may not be
+    read.
     """
     known = _CALLS.get(os.uname().machine, "").split()
-    number = processes.try_read(f"/proc/{pid}/syscall").split()[:1]
+    number, *arguments = processes.try_read(f"/proc/{pid}/syscall").split() or [b""]
     waits = processes.try_read(f"/proc/{pid}/wchan").decode(errors="replace")
-    calls = [known[at + 1] for at in range(0, len(known), 2) if known[at].encode() in number]
+    calls = [known[at + 1] for at in range(0, len(known), 2) if known[at].encode() == number]
+    if calls and calls[0] in _OF_PEERS and arguments:
+        calls = [" ".join(filter(None, (*calls, listeners.peer_of(pid, str(int(arguments[0], 16))))))]
     return [name for name in (waits, *calls) if name.strip("0")]

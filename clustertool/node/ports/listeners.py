@@ -7,7 +7,7 @@ import errno
 import os
 import socket
 import struct
-from typing import Container, Dict, Iterator, List, NamedTuple, Sequence
+from typing import Container, Dict, Iterator, List, NamedTuple, Sequence, Tuple
 
 from clustertool.errors import PortInUse, PreflightError
 from clustertool.node.system import processes, users
@@ -52,14 +52,34 @@ def _read_by_netlink(family: int) -> Iterator[Listener]:
 
 def _read_table(path: str) -> Iterator[Listener]:
     """Yield the TCP listeners in /proc/net/tcp or tcp6; none if it cannot be read."""
+    for row in _rows(path):
+        if int(row[3], 16) == _LISTEN:
+            yield Listener(*_endpoint(row[1]), int(row[7]), int(row[9]))
+
+
+def _rows(path: str) -> Iterator[List[str]]:
+    """Yield the fields of each TCP socket in /proc/net/tcp or tcp6; none if it cannot be read."""
     with contextlib.suppress(OSError), open(path, encoding="utf-8") as file:
         next(file, "")
-        for row in (line.split() for line in file):
-            if int(row[3], 16) == _LISTEN:
-                address, _, port = row[1].rpartition(":")
-                groups = [int(address[at : at + 8], 16) for at in range(0, len(address), 8)]
-                packed = struct.pack(f"={len(groups)}I", *groups)
-                yield Listener(_address_text(packed), int(port, 16), int(row[7]), int(row[9]))
+        for line in file:
+            yield line.split()
+
+
+def _endpoint(field: str) -> Tuple[str, int]:
+    """Read an address and a port as these files have them."""
+    address, _, port = field.rpartition(":")
+    groups = [int(address[at : at + 8], 16) for at in range(0, len(address), 8)]
+    return _address_text(struct.pack(f"={len(groups)}I", *groups)), int(port, 16)
+
+
+def peer_of(pid: int, descriptor: str) -> str:
+    """Return address:port to which a TCP socket of a process is connected; "" for another descriptor, or without the right."""
+    with contextlib.suppress(OSError):
+        name = os.readlink(f"/proc/{pid}/fd/{descriptor}")
+        for row in (row for table in ("tcp", "tcp6") for row in _rows(f"/proc/{pid}/net/{table}")):
+            if name == f"socket:[{row[9]}]":
+                return "{}:{}".format(*_endpoint(row[2]))
+    return ""
 
 
 def _address_text(packed: bytes) -> str:
