@@ -42,6 +42,8 @@ TOML: Toml = {
         "on_failure": "continue",
         "max_restarts": 2,
         "max_restarts_without_progress": 0,
+        "hang_timeout": "90s",
+        "on_hang": "abort",
     },
 }
 
@@ -54,6 +56,8 @@ def test_job_toml_beats_conf_and_defaults() -> None:
     policy = job.policy
     assert (policy.timeout, policy.grace, policy.on_failure, policy.max_restarts) == (60.0, 5.0, "continue", 2)
     assert policy.max_restarts_without_progress == 0 != Policy().max_restarts_without_progress
+    assert (policy.hang_timeout, policy.on_hang) == (90.0, "abort")
+    assert (Policy().hang_timeout, Policy().on_hang) == (600.0, "report")
 
 
 def test_the_command_line_beats_job_toml() -> None:
@@ -365,6 +369,7 @@ BAD_TOML: list[tuple[Toml, str]] = [
     ({"policy": {"max_restarts": -1}}, "max_restarts"),
     ({"policy": {"max_restarts": 1.5}}, "max_restarts"),
     ({"policy": {"max_restarts": True}}, "max_restarts"),
+    ({"policy": {"on_hang": "stop"}}, "on_hang = 'stop' is not report or abort or restart"),
     ({"policy": {"max_restarts_without_progress": -1}}, "max_restarts_without_progress = -1"),
     ({"policy": {"max_restarts_without_progress": "3x"}}, "max_restarts_without_progress = '3x'"),
     ({"policy": {"lease": 5}}, "unknown key 'lease'"),

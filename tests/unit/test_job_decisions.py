@@ -15,6 +15,7 @@ from clustertool.node.supervisor.coordinator.job_decisions import (
     Exited,
     Explained,
     Finish,
+    Hung,
     Joined,
     Listening,
     Lost,
@@ -840,3 +841,46 @@ def test_the_verdict_names_the_step_that_was_not_passed() -> None:
     assert state.ending.reason.endswith(
         "; 2 restarts in a row without a later step than step 20 of epoch 3 (max_restarts_without_progress)"
     )
+
+
+# -- a job that hangs
+
+
+def that_runs(max_restarts: int = 0) -> State:
+    shape = Shape(COLLECTIVE.nodes, COLLECTIVE.names, COLLECTIVE.place, max_restarts=max_restarts)
+    state = State(shape)
+    for node in sorted(shape.nodes):
+        state, _ = decide(state, Joined(node))
+    assert state.phase == "trainer"
+    return state
+
+
+def after_clean(state: State) -> State:
+    for node in sorted(state.shape.nodes):
+        state, _ = decide(state, Clean(node, attempt=state.attempt))
+    return state
+
+
+@pytest.mark.parametrize(("restart", "left"), [(False, 3), (True, 0)])
+def test_a_hang_ends_the_job(restart: bool, left: int) -> None:
+    state, actions = decide(that_runs(left), Hung("trainer 1 is in load", restart))
+    assert actions == (Stop("hang: trainer 1 is in load"),)
+    state = after_clean(state)
+    assert state.phase == "over" and state.ending is not None
+    assert (state.ending.state, state.ending.code, state.ending.source) == (JobState.TIMEOUT, 124, "tool")
+    assert state.ending.reason == "hang: trainer 1 is in load"
+
+
+def test_a_hang_begins_another_attempt() -> None:
+    state, actions = decide(that_runs(1), Hung("trainer 1 is in load", True))
+    assert actions == (Stop("restart after attempt 0: hang: trainer 1 is in load"),)
+    state = after_clean(state)
+    assert (state.phase, state.attempt, state.hang) == ("trainer", 1, "")
+    state, _ = decide(state, Hung("trainer 1 is in load", True))
+    state = after_clean(state)
+    assert state.phase == "over" and state.ending is not None and state.ending.code == 124
+
+
+def test_a_job_that_ends_cannot_hang() -> None:
+    state, _ = decide(that_runs(), StopAsked("Ctrl+C", 130))
+    assert decide(state, Hung("trainer 1 is in load", True)) == (state, ())

@@ -1,7 +1,7 @@
 """A job without progress hangs, or computes for long: the samples of its ranks decide, and tell which rank does not go on.
 
 All nodes sample their ranks several times, some seconds apart. trace() describes on each node what a rank did meanwhile, and
-judge() compares all ranks, on the coordinator's node. docs/hangs.md has the rule as a table.
+judge() compares all ranks, on the coordinator's node. docs/my-job-hangs.md has the rule as a table.
 """
 
 from __future__ import annotations
