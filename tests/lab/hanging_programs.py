@@ -44,10 +44,18 @@ START = """
 import sys
 sys.path.insert(0, "site-packages")
 import os, re, signal, socket, subprocess, threading, time, zlib
-from collectives import RANK, all_reduce, barrier
+from collectives import AT, RANK, all_reduce, barrier
 for step in range(3):
     all_reduce()
 print("ready", flush=True)
+"""
+
+PSERVER = """
+import os, socket, time
+server = socket.create_server((os.environ["POD_IP"], int(os.environ["PADDLE_PORT"])), backlog=99)
+links = []
+while True:
+    links.append(server.accept())
 """
 
 
@@ -151,19 +159,23 @@ for step in range(5):
     ),
     "a pserver that does not answer": Hanging(
         """
-server = socket.create_connection(os.environ["PADDLE_PSERVERS_IP_PORT_LIST"].split(",")[0].rsplit(":", 1))
+address = os.environ["PADDLE_PSERVERS_IP_PORT_LIST"].split(",")[0].split(":")
+server = socket.create_connection((address[0], int(address[1])))
 server.recv(1)  # here
 """,
-        "all 8 ranks wait in",
+        "; pserver 0 on node0 is in accept (pserver.py:6)",
         1,
         ("--mode", "ps"),
     ),
     "a peer that has died silently": Hanging(
         """
-peer = socket.create_connection((os.environ["PEER"], 7000))
+if RANK == 0:  # it says nothing: what the ranks see of a peer whose machine has died
+    service = socket.create_server((AT[0], 7000), backlog=99)
+all_reduce()
+peer = socket.create_connection((AT[0], 7000))
 peer.recv(1)  # here
 """,
-        "all 8 ranks wait in",
+        "all 8 ranks wait in recvfrom",
     ),
 }
 

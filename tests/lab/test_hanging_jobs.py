@@ -9,9 +9,10 @@ from collections.abc import Callable
 import pytest
 
 from tests.cli import LabSite, Running
-from tests.lab.hanging_programs import HANGING, HEALTHY, LIBRARY, START
+from tests.lab.hanging_programs import HANGING, HEALTHY, LIBRARY, PSERVER, START
 
 TIMEOUT = 5
+JOB = '[trainer]\nper_node = 2\n[pserver]\ncommand = ["python3", "-u", "pserver.py"]\n'
 IN_EACH_RUN = ("an extra barrier", "an evaluation of rank 0")
 
 
@@ -21,7 +22,7 @@ def cases(names: list[str]) -> list[object]:
 
 def start(site: Callable[..., LabSite], text: str, *options: str, **env: str) -> tuple[LabSite, Running]:
     four = site(4, acquainted=True)
-    job = four.workspace(train_py=START + text, job_toml="[trainer]\nper_node = 2\n")
+    job = four.workspace(train_py=START + text, pserver_py=PSERVER, job_toml=JOB)
     (job / "site-packages").mkdir()
     (job / "site-packages/collectives.py").write_text(LIBRARY)
     typed = [f"--env={name}={value}" for name, value in env.items()]

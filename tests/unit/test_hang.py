@@ -135,10 +135,11 @@ def test_a_rank_that_was_not_sampled_each_time_is_left_out() -> None:
     assert judge([], True) is None
 
 
-def test_pservers_are_named_for_their_causes_only() -> None:
+def test_pservers_are_named_for_their_causes_and_where_all_wait() -> None:
     pserver = {"role": "pserver", "pid": 7}
     healthy = lambda n: [sample(0, ("serve", 3), **pserver)]  # noqa: E731
-    assert verdict(waits(0), waits(1), healthy).startswith("all 2 ranks wait")
+    text = verdict(waits(0), waits(1), healthy)
+    assert text.startswith("all 2 ranks wait") and "; pserver 0 is in serve" in text
     stopped = lambda n: [sample(0, state="T", note=STOPPED, threads=(), **pserver)]  # noqa: E731
     found = judge(trace(rounds(waits(0), stopped), 2.0), False)
     assert isinstance(found, Hang) and [one.role for one in found.named] == ["pserver"]

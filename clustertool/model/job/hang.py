@@ -19,7 +19,7 @@ MOVES, RUNS, WAITS, DEBUGGED = "moves", "runs", "waits", "debugged"  # what a ra
 _DEBUGGERS = ("pdb.py", "bdb.py")
 _IO = 4096  # bytes between two samples; less is that of a heartbeat
 _CHILD_CPU = 0.05  # seconds between two samples
-_SHARE = 0.2  # of a processor that a rank uses which does not wait
+_SHARE = 0.05  # of a processor that a rank uses which does not wait: 20 may share one
 _STUCK = ("T", "t", "D")  # states of a process that does not go on by itself
 _TRAINER = "trainer"
 _NAMED = 3  # ranks in a text
@@ -44,11 +44,13 @@ class Hang(NamedTuple):
     """The verdict. named: the ranks that do not go on, those of the smallest groups first. others: those that wait for them.
 
     runs: the named ranks use the processor. Without `others` all ranks wait in the same place, or no place has most of them.
+    servers: the ranks of other roles.
     """
 
     named: Tuple[RankTrace, ...]
     others: Tuple[RankTrace, ...]
     runs: bool = False
+    servers: Tuple[RankTrace, ...] = ()
 
 
 def trace(rounds: Sequence[Sequence[ProcessSample]], seconds: float) -> List[RankTrace]:
@@ -73,7 +75,7 @@ def _trace_one(key: Key, rounds: Sequence[Sequence[ProcessSample]], seconds: flo
         doing = DEBUGGED
     elif any(_has_moved(before, after) for before, after in steps):
         doing = MOVES
-    elif any(_cpu(before, after, False) > _SHARE * seconds for before, after in steps):
+    elif all(_cpu(before, after, False) > _SHARE * seconds for before, after in steps):
         doing = RUNS
     else:
         doing = WAITS
@@ -119,7 +121,10 @@ def _place(sample: ProcessSample, frames: Sequence[Frame]) -> str:
         return frames[0].name if frames else sample.note or sample.command
     line = f"{os.path.basename(frames[own].filename)}:{frames[own].line}"
     peer = sample.threads[0].call.partition(" ")[2]
-    return f"{frames[own - 1 if own else 0].name} ({line})" + (f" for {peer}" if peer else "")
+    name = frames[own - 1 if own else 0].name
+    if name == "<module>":
+        name = sample.threads[0].call.partition(" ")[0] or name
+    return f"{name} ({line})" + (f" for {peer}" if peer else "")
 
 
 def judge(traces: Sequence[RankTrace], again: bool) -> Optional[Hang]:
@@ -141,7 +146,8 @@ def judge(traces: Sequence[RankTrace], again: bool) -> Optional[Hang]:
         groups.setdefault(one.stack, []).append(one)
     sizes = sorted(groups.values(), key=len)
     most = sizes[-1] if len(sizes) > 1 and len(sizes[-1]) > len(sizes[-2]) else []
-    return Hang(tuple(one for group in sizes if group is not most for one in group), tuple(most))
+    servers = tuple(one for one in traces if one.role != _TRAINER)
+    return Hang(tuple(one for group in sizes if group is not most for one in group), tuple(most), False, servers)
 
 
 def describe(hang: Hang, nodes: Mapping[Key, str], since: Mapping[Key, str]) -> str:
@@ -149,16 +155,23 @@ def describe(hang: Hang, nodes: Mapping[Key, str], since: Mapping[Key, str]) -> 
     count = len(hang.named) + len(hang.others)
     first = hang.named[0]
     if not hang.others and len({one.stack for one in hang.named}) == 1 and not first.cause:
-        return f"all {count} ranks wait in {first.place}"
+        servers = [f"{_name(one, nodes)} is in {one.place}" for one in hang.servers[:_NAMED]]
+        return "; ".join([f"all {count} ranks wait in {first.place}", *servers])
     texts = []
     for one in hang.named[:_NAMED]:
         key = (one.role, one.rank)
         what = one.cause or (f"runs in {one.place} without progress" if hang.runs else f"is in {one.place}")
-        at, last = nodes.get(key, ""), since.get(key, "")
-        texts.append(f"{one.role} {one.rank}{at and f' on {at}'} {what}{last and f' since {last}'}")
+        last = since.get(key, "")
+        texts.append(f"{_name(one, nodes)} {what}{last and f' since {last}'}")
     more = len(hang.named) - _NAMED
     texts += [f"{more} more"] if more > 0 else []
     places = {one.place for one in hang.others}
     where = f" in {places.pop()}" if len(places) == 1 else ""
     waiting = f"{len(hang.others)} of {count} ranks wait{where}; " if hang.others else ""
     return waiting + ", ".join(texts)
+
+
+def _name(one: RankTrace, nodes: Mapping[Key, str]) -> str:
+    """Name a rank and its node, if that is known."""
+    at = nodes.get((one.role, one.rank), "")
+    return f"{one.role} {one.rank}{at and f' on {at}'}"
