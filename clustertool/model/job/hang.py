@@ -7,7 +7,6 @@ judge() compares all ranks, on the coordinator's node. docs/my-job-hangs.md has 
 from __future__ import annotations
 
 import hashlib
-import os
 from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from clustertool.model import field_types as fields
@@ -119,7 +118,7 @@ def _place(sample: ProcessSample, frames: Sequence[Frame]) -> str:
     own = own_frame(frames, sample.folder)
     if own < 0:
         return frames[0].name if frames else sample.note or sample.command
-    line = f"{os.path.basename(frames[own].filename)}:{frames[own].line}"
+    line = f"{frames[own].filename.rpartition('/')[2]}:{frames[own].line}"
     peer = sample.threads[0].call.partition(" ")[2]
     name = frames[own - 1 if own else 0].name
     if name == "<module>":

@@ -28,9 +28,8 @@ from clustertool.model.paths import STACKS
 from clustertool.model.roles import LAUNCHERS, ROLES
 from clustertool.node.devices import detect
 from clustertool.node.jobs import queries, supervisor_client
-from clustertool.node.ports import listeners
 from clustertool.node.storage import files
-from clustertool.node.system import processes, programs
+from clustertool.node.system import processes, programs, tcp_table
 from clustertool.node.system.node_context import NodeContext
 
 if TYPE_CHECKING:
@@ -318,5 +317,5 @@ def _kernel_call(pid: int) -> List[str]:
     waits = processes.try_read(f"/proc/{pid}/wchan").decode(errors="replace")
     calls = [known[at + 1] for at in range(0, len(known), 2) if known[at].encode() == number]
     if calls and calls[0] in _OF_PEERS and arguments:
-        calls = [" ".join(filter(None, (*calls, listeners.peer_of(pid, str(int(arguments[0], 16))))))]
+        calls = [" ".join(filter(None, (*calls, tcp_table.peer_of(pid, str(int(arguments[0], 16))))))]
     return [name for name in (waits, *calls) if name.strip("0")]

@@ -7,15 +7,14 @@ import errno
 import os
 import socket
 import struct
-from typing import Container, Dict, Iterator, List, NamedTuple, Sequence, Tuple
+from typing import Container, Dict, Iterator, List, NamedTuple, Sequence
 
 from clustertool.errors import PortInUse, PreflightError
-from clustertool.node.system import processes, users
+from clustertool.node.system import processes, tcp_table, users
 
 _DIAG = 4  # NETLINK_SOCK_DIAG
 _BY_FAMILY, _REQUEST_DUMP, _DONE, _FAILED = 20, 0x301, 3, 2
 _LISTEN = 10  # TCP_LISTEN
-_MAPPED = bytes(10) + b"\xff\xff"
 
 
 # `address` as text; 0.0.0.0 and :: are all addresses.
@@ -46,47 +45,17 @@ def _read_by_netlink(family: int) -> Iterator[Listener]:
                 if kind == _DONE:
                     return
                 port, uid, inode = struct.unpack_from(">H", data, 20) + struct.unpack_from("=II", data, 80)
-                yield Listener(_address_text(data[24 : 28 if family == socket.AF_INET else 40]), port, uid, inode)
+                yield Listener(
+                    tcp_table.address_text(data[24 : 28 if family == socket.AF_INET else 40]), port, uid, inode
+                )
                 data = data[(size + 3) & ~3 :]
 
 
 def _read_table(path: str) -> Iterator[Listener]:
     """Yield the TCP listeners in /proc/net/tcp or tcp6; none if it cannot be read."""
-    for row in _rows(path):
+    for row in tcp_table.rows(path):
         if int(row[3], 16) == _LISTEN:
-            yield Listener(*_endpoint(row[1]), int(row[7]), int(row[9]))
-
-
-def _rows(path: str) -> Iterator[List[str]]:
-    """Yield the fields of each TCP socket in /proc/net/tcp or tcp6; none if it cannot be read."""
-    with contextlib.suppress(OSError), open(path, encoding="utf-8") as file:
-        next(file, "")
-        for line in file:
-            yield line.split()
-
-
-def _endpoint(field: str) -> Tuple[str, int]:
-    """Read an address and a port as these files have them."""
-    address, _, port = field.rpartition(":")
-    groups = [int(address[at : at + 8], 16) for at in range(0, len(address), 8)]
-    return _address_text(struct.pack(f"={len(groups)}I", *groups)), int(port, 16)
-
-
-def peer_of(pid: int, descriptor: str) -> str:
-    """Return address:port to which a TCP socket of a process is connected; "" for another descriptor, or without the right."""
-    with contextlib.suppress(OSError):
-        name = os.readlink(f"/proc/{pid}/fd/{descriptor}")
-        for row in (row for table in ("tcp", "tcp6") for row in _rows(f"/proc/{pid}/net/{table}")):
-            if name == f"socket:[{row[9]}]":
-                return "{}:{}".format(*_endpoint(row[2]))
-    return ""
-
-
-def _address_text(packed: bytes) -> str:
-    """Format a packed address as text; an IPv4 address that is mapped into IPv6 as IPv4."""
-    if len(packed) == 16 and packed.startswith(_MAPPED):
-        packed = packed[12:]
-    return socket.inet_ntop(socket.AF_INET if len(packed) == 4 else socket.AF_INET6, packed)
+            yield Listener(*tcp_table.endpoint(row[1]), int(row[7]), int(row[9]))
 
 
 def own_address(host: str) -> str:
@@ -98,7 +67,7 @@ def own_address(host: str) -> str:
             sock.bind((host, 0))
     except OSError:
         return ""
-    return _address_text(packed)
+    return tcp_table.address_text(packed)
 
 
 def serves(listener: Listener, address: str) -> bool:
