@@ -57,7 +57,7 @@ def end(folder: Path, monkeypatch: pytest.MonkeyPatch, rest: Callable[..., Itera
     ended: list[Any] = []
     unused = dict.fromkeys(("detach", "json", "all_ranks"), False)
     given = {"log_dir": str(folder), "fetch_logs": True, "rank": "", **unused}
-    order: Any = SimpleNamespace(secrets={}, ended=ended.append)
+    order: Any = SimpleNamespace(cluster=cluster_of(["node1"]), secrets={}, ended=ended.append)
     monkeypatch.setattr(run, "FollowSession", Session)
     monkeypatch.setattr(follow_session, "read_remaining_logs", rest)
     nothing: Any = None

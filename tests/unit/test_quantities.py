@@ -86,10 +86,13 @@ def test_the_options_that_are_durations() -> None:
         "run --timeout",
         "run --grace",
         "run --lease",
+        "run --hang-timeout",
         "run --elastic-timeout",
         "stop --grace",
         "logs --since",
         "top --interval",
     )
-    exported = {f"export --{name}" for name in ("timeout", "grace", "lease", "elastic-timeout")}  # the options of run
+    exported = {
+        f"export --{name}" for name in ("timeout", "grace", "lease", "hang-timeout", "elastic-timeout")
+    }  # the options of run
     assert found == {*known, *exported, "check --timeout", "exec --timeout", "clean --older-than"}
