@@ -181,6 +181,12 @@ def _torch(table: Table, seat: Seat, paths: JobPaths) -> Env:
         "TORCHELASTIC_ERROR_FILE": paths.of(paths.error_file(seat.role, seat.rank)),
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
     }
+    if (
+        seat.node in table.ports.ras
+    ):  # what NCCL and torch tell of a hang: the default port is shared by all users of a node
+        env["NCCL_RAS_ADDR"] = f"127.0.0.1:{table.ports.ras[seat.node]}"
+        env["TORCH_FR_DUMP_TEMP_FILE"] = f"{paths.ours}/flight-"
+        env["TORCH_NCCL_DEBUG_INFO_PIPE_FILE"] = f"{paths.ours}/flight-pipe-"
     if table.job.by_mpirun:  # it sets its own
         env = {name: value for name, value in env.items() if not name.startswith("OMPI_")}
     env.update(_front_end(table, seat))

@@ -76,7 +76,7 @@ class Plan:
     job: JobSpec
     nodes: Tuple[PlannedNode, ...]
     coordinator: Tuple[str, int]
-    extra_ports: Tuple[Tuple[int, int], ...]  # (node, port) of the master, gloo and the coordinator
+    extra_ports: Tuple[Tuple[int, int], ...]  # (node, port) of the master, the coordinator, NCCL and gloo
     warnings: Tuple[str, ...] = ()
 
     @property
@@ -115,13 +115,15 @@ def plan(
     devices.require(cluster, job, facts, kinds)
     devices.require_once(cluster, facts, kinds, seats)
     devices.require_free(cluster, job, facts, kinds, seats, identity.job_id)
-    chosen = ports.choose(seats, cluster, job, facts, identity.job_id)
+    watched = job.policy.hang_timeout and not job.has_pservers
+    nccl = sorted({seat.node for seat in seats if kinds[seat.node] == "gpu" and seat.devices}) if watched else ()
+    chosen = ports.choose(seats, cluster, job, facts, identity.job_id, nccl)
     table = Table(identity, cluster, job, facts, seats, chosen, kinds)
     first, servers = table.roles["trainer"][0].node, table.roles["pserver"]
     nodes = _nodes(table, listing, passed)
     if job.job_workspace:
         _require_shards(nodes, job.job_workspace)
-    extra = [(first, chosen.master), (0, chosen.coordinator)]
+    extra = [(first, chosen.master), (0, chosen.coordinator), *chosen.ras.items()]
     if servers:
         extra.append((servers[0].node, chosen.gloo))
     coordinator = (table.addresses[0], chosen.coordinator)

@@ -20,17 +20,25 @@ LOWEST_PORT = 10000  # of those that a job takes, up to the kernel's own range (
 
 @dataclass(frozen=True)
 class Ports:
-    """`of`: (role, rank) -> its ports, the endpoint's first. The rest: one port each, 0 where the mode has none."""
+    """`of`: (role, rank) -> its ports, the endpoint's first. The rest: one port each, 0 where the mode has none.
+
+    ras: of the nodes where NCCL serves its state. moved: (node, busy port, port taken instead) of pservers' default ports.
+    """
 
     of: Mapping[Tuple[str, int], Tuple[int, ...]]
     master: int
     gloo: int
     coordinator: int
-    moved: Tuple[Tuple[int, int, int], ...] = ()  # (node, busy port, port taken instead) of pservers' default ports
+    ras: Mapping[int, int]
+    moved: Tuple[Tuple[int, int, int], ...] = ()
 
 
-def choose(seats: Sequence[Seat], cluster: Cluster, job: JobSpec, facts: ByNode, job_id: str) -> Ports:
-    """Choose the ports of all processes, the master, gloo and the coordinator; those that were asked for first.
+def choose(
+    seats: Sequence[Seat], cluster: Cluster, job: JobSpec, facts: ByNode, job_id: str, nccl: Sequence[int] = ()
+) -> Ports:
+    """Choose the ports of all processes, the master, gloo, the coordinator and NCCL; those that were asked for first.
+
+    nccl: the nodes where NCCL needs a port.
 
     Raises PreflightErrors (all at once), each with the holder of a port that was asked for and is taken, also if no port is
     free; UsageError if all pservers must have one port, and cannot.
@@ -62,8 +70,9 @@ def choose(seats: Sequence[Seat], cluster: Cluster, job: JobSpec, facts: ByNode,
     master = master or any_port(trainers[0].node)
     gloo = gloo or (desk.free(servers[0].node) if servers else 0)
     coordinator = coordinator or desk.free(0)
+    ras = {node: desk.free(node) for node in nccl}
     raise_all(desk.taken)
-    return Ports(of, master, gloo, coordinator, tuple(desk.moved))
+    return Ports(of, master, gloo, coordinator, ras, tuple(desk.moved))
 
 
 def one_port(job: JobSpec) -> bool:
