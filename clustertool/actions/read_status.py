@@ -21,7 +21,15 @@ from clustertool.model.job.state_names import JobState
 from clustertool.model.shape import to_plain
 from clustertool.model.wire.agent_answers import StatusAnswer
 from clustertool.model.wire.event_types import Event, JobEvent
-from clustertool.show.job_text import blocked_text, firewall_text, loss_text, resume_text, trouble_text, wait_text
+from clustertool.show.job_text import (
+    blocked_text,
+    firewall_text,
+    hang_text,
+    loss_text,
+    resume_text,
+    trouble_text,
+    wait_text,
+)
 from clustertool.show.status_view import rank_note, start_text
 from clustertool.watch.rank_metrics import find_wrong_losses, job_progress, newest_rows, read_rows
 from clustertool.watch.waits import find_blocked, find_firewall, find_waits, lost_coordinator
@@ -127,7 +135,7 @@ def as_dict(answers: Mapping[int, StatusAnswer], known: Description | None = Non
         "container": container.as_dict() if container else None,
         "attempt": found.attempt,
         "progress": job_progress(found.processes.values(), rows),
-        "warnings": [*map(loss_text, find_wrong_losses(rows))],
+        "warnings": [*map(hang_text, filter(None, [found.hang])), *map(loss_text, find_wrong_losses(rows))],
         "epochs": [to_plain(epoch) for epoch in found.epochs],
         "processes": processes,
         "nodes": [{**node.as_dict(), "why": trouble_text(node.trouble)} for _, node in sorted(found.nodes.items())],

@@ -147,7 +147,7 @@ def _event_text(node: str, event: Event) -> str:
         used = f"{node}: ended processes still use {human_bytes(event['used'])} of its devices"
         return f"{used}: the next ones start when they are free, after {event['seconds']:g} s at the latest"
     if event["type"] == "hang":
-        return f"no progress: {event['text']} ({PROGRAM} stacks shows where all are)"
+        return hang_text(event["text"])
     if event["type"] == "restart":
         return f"attempt {event['attempt']} begins in {event['pause']:g} s"
     if event["type"] == "frozen":
@@ -252,6 +252,11 @@ def victims_line(outcome: Outcome) -> str:
 def ranks_text(keys: Iterable[Key], between: str = ", ") -> str:
     """Format ranks by role: `trainer 0-3, pserver 1`."""
     return between.join(f"{role_name(role)} {ranges(ranks)}" for role, ranks in grouped(keys).items())
+
+
+def hang_text(verdict: str) -> str:
+    """Describe a job that hangs."""
+    return f"no progress: {verdict} ({PROGRAM} stacks shows where all are)"
 
 
 def loss_text(warning: LossWarning) -> str:

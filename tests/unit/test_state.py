@@ -206,6 +206,23 @@ def test_a_phase_belongs_to_the_attempt_that_the_coordinator_has_begun() -> None
     assert (found.phase, found.attempts[0].phase) == ("trainer", "ending")
 
 
+def test_a_hang_is_known_until_a_trainer_prints_or_the_attempt_ends() -> None:
+    verdict = event("hang", 20.0, text="all 2 ranks wait in recv", ranks=[])
+    found = fold([*((0, one) for one in RUNS[0]), *((1, one) for one in RUNS[1]), (0, verdict)])
+    assert found.hang == "all 2 ranks wait in recv"
+    found.processes["trainer", 1].output = 21.0
+    assert found.hang == ""
+    found.processes["trainer", 1].output = 19.0
+    found.apply(0, event("restart", 30.0, attempt=1, pause=0.0))
+    assert found.hang == ""
+
+
+def test_a_node_that_does_not_coordinate_reports_no_hang() -> None:
+    found = fold([*((0, one) for one in RUNS[0]), *((1, one) for one in RUNS[1])])
+    found.apply(1, event("hang", 20.0, text="of node 1", ranks=[]))
+    assert found.hang == ""
+
+
 def test_two_attempts_with_different_members() -> None:
     """Node 1 is lost, and the next attempt has its rank on node 2."""
     plan = {("trainer", 0): 0, ("trainer", 1): 1}

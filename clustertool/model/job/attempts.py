@@ -60,7 +60,7 @@ class Attempt:
     """An attempt of a job. `places`: the node of each of its ranks, if that is known. `ranks`: those that were started in it.
 
     `began`, `ended`: the first start and the last end of a rank of it; 0.0 if there was none. epoch: where it is the first one
-    of an epoch.
+    of an epoch. hang: when the coordinator found that no rank makes progress, and its verdict.
     """
 
     def __init__(self, number: int, places: Optional[Mapping[Key, int]]) -> None:
@@ -69,6 +69,7 @@ class Attempt:
         self.phase = ""
         self.epoch: Optional[EpochChange] = None
         self.began = self.ended = 0.0
+        self.hang: Optional[Tuple[float, str]] = None
 
     @property
     def nodes(self) -> FrozenSet[int]:

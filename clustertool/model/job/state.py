@@ -29,7 +29,7 @@ from clustertool.model.job.rank_places import MOST, unpack
 from clustertool.model.job.state_names import OUTCOMES, JobState, NodeCause, NodeState, RankState
 from clustertool.model.shape import read
 
-_OF_THE_COORDINATOR = "phase lost absent restart verdict epoch left-out standby standby-left below-minimum".split()
+_OF_THE_COORDINATOR = "phase lost absent restart hang verdict epoch left-out standby standby-left below-minimum".split()
 _OF_A_RANK = frozenset({"started", "listening", "elsewhere", "exited", "frozen", "thawed"})
 
 
@@ -135,6 +135,14 @@ class JobStatus:
         """The epochs of an elastic job, in their order."""
         found = [attempt.epoch for _, attempt in sorted(self.attempts.items())]
         return [epoch for epoch in found if epoch is not None]
+
+    @property
+    def hang(self) -> str:
+        """The verdict that the newest attempt makes no progress; "" if there is none, or a trainer has printed since then."""
+        led = self.attempts.get(self._led)
+        at, text = (led.hang if led is not None else None) or (0.0, "")
+        trainers = (process for process in self.processes.values() if process.role == "trainer")
+        return "" if self.outcome or any(process.output > at for process in trainers) else text
 
     @property
     def phase(self) -> str:
@@ -402,6 +410,10 @@ class JobStatus:
         if event.get("places"):
             self._place(event["places"], self._led)
 
+    def _on_hang(self, here: NodeStatus, event: Event) -> None:
+        """Store the verdict that the newest attempt makes no progress."""
+        self._attempt(self._led).hang = float(event["t"]) - here.skew, str(event["text"])
+
     def _on_epoch(self, here: NodeStatus, event: Event) -> None:
         """Begin an attempt with a new epoch."""
         change = read(EpochChange, event)
@@ -523,6 +535,7 @@ _HANDLERS: Dict[str, Callable[[JobStatus, NodeStatus, Event], None]] = {
     "exited": JobStatus._on_exited,
     "phase": JobStatus._on_phase,
     "restart": JobStatus._on_restart,
+    "hang": JobStatus._on_hang,
     "epoch": JobStatus._on_epoch,
     "epoch-ended": JobStatus._on_running,
     "lost": JobStatus._on_lost,
