@@ -15,12 +15,14 @@ from pathlib import Path
 from clustertool.actions.build_report import build_report
 from clustertool.actions.fetch_output import fetch_output, require_inside
 from clustertool.actions.find_jobs import attach_to
+from clustertool.actions.flight_dumps import compare_dumps, gather_dumps
 from clustertool.actions.read_status import read
-from clustertool.errors import NotFound, UsageError
+from clustertool.errors import NotFound, UsageError, raise_all
 from clustertool.fleet import this_user
+from clustertool.fleet.fleet import Fleet
 from clustertool.model.hints import PROGRAM
 from clustertool.model.job.progress import prometheus_text
-from clustertool.model.paths import LOGS_MARK, folder_of
+from clustertool.model.paths import FLIGHT, LOGS_MARK, folder_of
 from clustertool.model.quantities import count, human_bytes
 from clustertool.model.wire.messages import METRICS, STATUS
 from clustertool.show.job_text import shared_files
@@ -49,6 +51,9 @@ def fetch(call: Call) -> None:
         fleet = engine.fleet
         job = attach_to(engine, given.job)["id"]
         to = this_user.expand_home(given.to or folder_of(job))
+        if given.path.rstrip("/") == FLIGHT:
+            _fetch_dumps(call, fleet, job, to)
+            return
         try:
             found = fetch_output(fleet, signals.check, job, to, given.rank, role, given.path)
         except NotFound as error:
@@ -84,6 +89,19 @@ def fetch(call: Call) -> None:
             for rank, done in found.items()
         }
         call.answer({"job": job, "to": str(to), "ranks": ranks})
+
+
+def _fetch_dumps(call: Call, fleet: Fleet, job: str, to: Path) -> None:
+    """Copy the dumps of torch's flight recorder of all ranks to this machine, and print what torchfrtrace finds in them."""
+    if not call.given.to:
+        to /= "flight"
+    dumps = gather_dumps(fleet, signals.check, job, to)
+    compared = compare_dumps(to)
+    call.answer({"job": job, "to": str(to), "dumps": [path.name for path in dumps], "torchfrtrace": compared})
+    call.terminal.line(f"job {job}: {count(len(dumps), 'dump')} -> {to}")
+    if compared and not call.json:
+        call.terminal.block(compared)
+    raise_all(list(fleet.failed.values()))
 
 
 # -- report ------------------------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from clustertool.model.cards import VARIABLES, has_mig_instance
 from clustertool.model.config.cluster import Cluster
 from clustertool.model.config.job import JobSpec
 from clustertool.model.facts import ByNode, Identity
-from clustertool.model.paths import JobPaths
+from clustertool.model.paths import FLIGHT, FLIGHT_PIPE, JobPaths
 from clustertool.model.planning.devices import heter_type, visible
 from clustertool.model.planning.ports import Ports
 from clustertool.model.planning.ranks import Seat
@@ -181,12 +181,11 @@ def _torch(table: Table, seat: Seat, paths: JobPaths) -> Env:
         "TORCHELASTIC_ERROR_FILE": paths.of(paths.error_file(seat.role, seat.rank)),
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
     }
-    if (
-        seat.node in table.ports.ras
-    ):  # what NCCL and torch tell of a hang: the default port is shared by all users of a node
-        env["NCCL_RAS_ADDR"] = f"127.0.0.1:{table.ports.ras[seat.node]}"
-        env["TORCH_FR_DUMP_TEMP_FILE"] = f"{paths.ours}/flight-"
-        env["TORCH_NCCL_DEBUG_INFO_PIPE_FILE"] = f"{paths.ours}/flight-pipe-"
+    if seat.node in table.ports.ras:  # what NCCL and torch know of a hang
+        env["NCCL_RAS_ADDR"] = f"127.0.0.1:{table.ports.ras[seat.node]}"  # all users of a node share the default port
+        env["TORCH_FR_BUFFER_SIZE"] = "2000"  # without it torch makes no pipe
+        env["TORCH_FR_DUMP_TEMP_FILE"] = paths.of(FLIGHT, "rank-")
+        env["TORCH_NCCL_DEBUG_INFO_PIPE_FILE"] = paths.of(FLIGHT_PIPE)
     if table.job.by_mpirun:  # it sets its own
         env = {name: value for name, value in env.items() if not name.startswith("OMPI_")}
     env.update(_front_end(table, seat))

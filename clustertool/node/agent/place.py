@@ -123,7 +123,7 @@ def _write_files(spec: Spec, job: int) -> None:
     exclusive = not may_be_placed_again(spec)
     files.create(job, f"{paths.OURS}/spec.json", json.dumps(spec).encode(), exclusive)
     files.create(job, "nodefile", f"{spec['node']}\n".encode(), exclusive=False)
-    for name in ("log", spec["output"]):
+    for name in ("log", spec["output"], paths.FLIGHT):
         os.makedirs(os.path.join(files.path_of(job), name), mode=0o755, exist_ok=True)
     files.create(job, paths.ENDPOINTS, paths.endpoints_log(spec["endpoints"]).encode(), exclusive=False)
     for process in spec["processes"]:

@@ -1,0 +1,81 @@
+"""After a hang, nodes have what torch's flight recorder knows of each rank: the collectives that it has called.
+
+They are gathered in one folder, and torchfrtrace of torch, if this machine has it, compares them: which rank has not called
+the collective that the others wait in.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import pickletools
+import posixpath
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from clustertool.errors import NotFound
+from clustertool.fleet.fleet import Check, Fleet
+from clustertool.fleet.transfer.receive import NodeFolder
+from clustertool.model.hints import PROGRAM
+from clustertool.model.paths import FLIGHT
+from clustertool.model.wire.messages import STATUS
+
+_PREFIX = "rank-"
+_LARGEST = 64 << 20  # bytes of a dump
+_SECONDS = 120.0  # for torchfrtrace
+# Opcodes of pickles with lists, tuples, dicts, strings and numbers. A dump of torch has no others; those that name a function
+# would run code where it is read.
+_PLAIN = frozenset(
+    "PROTO FRAME STOP MARK NONE NEWTRUE NEWFALSE BININT BININT1 BININT2 LONG1 LONG4 BINFLOAT BINUNICODE SHORT_BINUNICODE "
+    "EMPTY_DICT EMPTY_LIST EMPTY_TUPLE TUPLE TUPLE1 TUPLE2 TUPLE3 SETITEM SETITEMS APPEND APPENDS "
+    "BINPUT LONG_BINPUT BINGET LONG_BINGET MEMOIZE".split()
+)
+
+
+def gather_dumps(fleet: Fleet, check: Check, job: str, to: Path) -> list[Path]:
+    """Copy the dumps of all ranks of a job into `to`, and list them. fleet.failed gets the errors of nodes.
+
+    Raises NotFound if no node has one. Dumps that are too large, or are no plain data, are not kept.
+    """
+    for node, answer in fleet.ask_all(STATUS({"job": job})).items():
+        folder = NodeFolder(fleet, node, posixpath.join(answer["dir"], FLIGHT))
+        try:
+            entries = [
+                one for one in folder.entries() if one.kind == "file" and re.fullmatch(r"rank-\d{1,6}", one.path)
+            ]
+            folder.receive(to, check, [one for one in entries if one.size <= _LARGEST])
+        except NotFound as error:
+            fleet.failed[node] = error
+    found = [path for path in sorted(to.glob(f"{_PREFIX}*")) if _is_plain(path)]
+    if not found:
+        what = f"no rank of job {job} has a dump of torch's flight recorder"
+        raise NotFound(what, f"ranks with NCCL write one after a hang: {PROGRAM} stacks shows where ranks are")
+    return found
+
+
+def _is_plain(path: Path) -> bool:
+    """Check whether a dump is a pickle of plain data; remove it otherwise."""
+    with contextlib.suppress(ValueError):  # damaged
+        if _PLAIN.issuperset(opcode.name for opcode, _, _ in pickletools.genops(path.read_bytes())):
+            return True
+    path.unlink()
+    return False
+
+
+def compare_dumps(folder: Path) -> str:
+    """Return what torchfrtrace, of the Python of clustertool or in PATH, says of gathered dumps; "" if it is not there.
+
+    What it prints of an error is returned, too, and that it did not end in 120 s.
+    """
+    beside = Path(sys.executable).with_name("torchfrtrace")
+    tool = str(beside) if beside.exists() else shutil.which("torchfrtrace")
+    if tool is None:
+        return ""
+    argv = [tool, "--allow-incomplete-ranks", "--prefix", _PREFIX, str(folder)]
+    try:
+        done = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_SECONDS)
+    except (OSError, subprocess.SubprocessError) as error:
+        return f"torchfrtrace has failed: {type(error).__name__}"
+    return (done.stdout + done.stderr).strip()
