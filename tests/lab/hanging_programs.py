@@ -1,13 +1,13 @@
-"""Programs that hang at a known place, and healthy ones that are quiet for long: 8 ranks that meet over TCP.
+"""Programs that hang at a known place, and healthy ones that are quiet for long: 8 ranks.
 
-LIBRARY is the framework of these programs: collectives that wait in recv() for the other ranks.
+LIBRARIES has the frameworks of these programs: collectives that wait in recv() for the other ranks, and those of torch (gloo).
 """
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
-LIBRARY = """
+_PLAIN = """
 import os, socket, threading, time
 RANK, WORLD = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 AT = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
@@ -39,6 +39,23 @@ def barrier():
 
 link = connect()
 """
+
+_TORCH = """
+import os
+import torch
+import torch.distributed as dist
+RANK = int(os.environ["RANK"])
+AT = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+torch.set_num_threads(1)
+dist.init_process_group("gloo")
+
+def all_reduce():
+    dist.all_reduce(torch.ones(8))
+
+def barrier():
+    dist.barrier()
+"""
+LIBRARIES = {"plain": _PLAIN, "torch": _TORCH}
 
 START = """
 import sys
@@ -176,6 +193,26 @@ peer = socket.create_connection((AT[0], 7000))
 peer.recv(1)  # here
 """,
         "all 8 ranks wait in recvfrom",
+    ),
+}
+
+# What real torch has in place of a program above.
+WITH_TORCH = {
+    "a worker of a data loader": Hanging(
+        """
+import torch.utils.data
+class Batches(torch.utils.data.Dataset):
+    def __len__(self):
+        return 9
+    def __getitem__(self, index):
+        if RANK == 6 and index == 2:
+            time.sleep(1000)
+        return index
+if __name__ == "__main__":
+    for batch in torch.utils.data.DataLoader(Batches(), num_workers=1):  # here
+        all_reduce()
+""",
+        "trainer 6 on node3 is in",
     ),
 }
 
