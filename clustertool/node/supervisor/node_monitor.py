@@ -96,7 +96,6 @@ class NodeMonitor:
         self._output: Output = (0, 0, 0)
         self._progress_at = 0.0  # when a trainer has made progress last
         self.endpoint = TrainerEndpoint(job, spec, self._take_posted)
-        self.endpoint.start()
 
     def _take_posted(self, key: Key, numbers: Metrics) -> None:
         """Have the recorder add numbers that a rank of this node has sent; other ranks are ignored. In any thread."""

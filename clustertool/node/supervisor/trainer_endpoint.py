@@ -16,7 +16,7 @@ import secrets
 import socket
 import time
 from threading import Thread
-from typing import TYPE_CHECKING, Callable, Optional, Tuple
+from typing import TYPE_CHECKING, Callable, Optional
 
 from clustertool.model.job.outcome import Key
 from clustertool.model.job.progress import Metrics, posted_metrics
@@ -33,32 +33,30 @@ _MALFORMED = (OSError, ValueError, KeyError, TypeError, AttributeError, Overflow
 
 
 class TrainerEndpoint:
-    """The server of one supervisor. Call start() before a rank starts, and close() once.
+    """The server of one supervisor. Make it before a rank starts, and call close() once.
 
     report: is called in the thread with the rank that has sent numbers, and these.
     """
 
     def __init__(self, job: int, spec: Spec, report: Callable[[Key, Metrics], None]) -> None:
-        self._job, self._spec, self._report = job, spec, report
-        self._token = secrets.token_urlsafe(24)
-        self._listener: Optional[socket.socket] = None
-
-    def start(self) -> None:
         """Listen, write the token, and add the variables to those of each trainer for which the user has set neither.
 
         Without a free port, thread or room on the disk nothing is served.
         """
-        trainers = [process for process in self._spec["processes"] if process["role"] == "trainer"]
-        own = [set(self._spec["common"]) | set(process["env"]) | set(os.environ) for process in trainers]
+        self._job, self._report = job, report
+        self._token = secrets.token_urlsafe(24)
+        self._listener: Optional[socket.socket] = None
+        trainers = [process for process in spec["processes"] if process["role"] == "trainer"]
+        own = [{*spec["common"], *process["env"], *os.environ} for process in trainers]
         chosen = [process for process, names in zip(trainers, own) if not names & {_URL, _TOKEN_FILE}]
         with contextlib.suppress(OSError, RuntimeError):
             if chosen:
                 self._listener = socket.create_server(("127.0.0.1", 0), backlog=16)
-                files.create(self._job, TOKEN, self._token.encode(), exclusive=False)
+                files.create(job, TOKEN, self._token.encode(), exclusive=False)
                 Thread(target=self._serve, args=(self._listener,), daemon=True).start()
                 for process in chosen:
                     url = f"http://127.0.0.1:{self._listener.getsockname()[1]}/trainer/{process['rank']}"
-                    process["env"].update({_URL: url, _TOKEN_FILE: f"{self._spec['job_dir']}/{TOKEN}"})
+                    process["env"].update({_URL: url, _TOKEN_FILE: f"{spec['job_dir']}/{TOKEN}"})
 
     def close(self) -> None:
         """Stop listening, which ends the thread, and remove the token."""
@@ -80,29 +78,22 @@ class TrainerEndpoint:
 
     def _answer(self, connection: socket.socket) -> str:
         """Read a request and report its numbers; return the status: 401 for a wrong token, 400 for what cannot be read."""
-        try:
-            head, body = _read_request(connection)
-            sent = re.search(r"(?i)\r\nauthorization: bearer ([^\r\n]{0,100})\r\n", head)
-            if not hmac.compare_digest((sent[1] if sent else "").encode(), self._token.encode()):
-                return "401 Unauthorized"
-            rank = int(head[len("POST /trainer/") :].split(" ")[0])
-            self._report(("trainer", rank), posted_metrics(json.loads(body)))
-            return "200 OK"
-        except _MALFORMED:
-            return "400 Bad Request"
-
-
-def _read_request(connection: socket.socket) -> Tuple[str, bytes]:
-    """Read the head and the body of a POST. Raises OSError after 2 s, ValueError for more than 64 KiB or another request."""
-    data, end = b"", time.monotonic() + _PATIENCE
-    while len(data) < _MOST:
-        connection.settimeout(max(0.001, end - time.monotonic()))
-        part = connection.recv(_MOST)
-        data += part
-        head, blank, body = data.partition(b"\r\n\r\n")
-        length = re.search(rb"(?i)\r\ncontent-length: {0,9}(\d{1,6})\r\n", head + b"\r\n")
-        if blank and length and len(body) >= int(length[1]) and head.startswith(b"POST /trainer/"):
-            return head.decode("latin-1") + "\r\n", body[: int(length[1])]
-        if not part:
-            break
-    raise ValueError("no request of a trainer")
+        data, end = "", time.monotonic() + _PATIENCE
+        with contextlib.suppress(*_MALFORMED):
+            while len(data) < _MOST:
+                connection.settimeout(max(0.001, end - time.monotonic()))
+                part = connection.recv(_MOST)
+                data += part.decode("latin-1")
+                head, blank, body = data.partition("\r\n\r\n")
+                about = {name.lower(): value for name, value in re.findall(r"\r\n([^\s:]{1,40}): ?([^\r\n]*)", head)}
+                if blank and len(body) >= int(about["content-length"]):
+                    if not hmac.compare_digest(
+                        about.get("authorization", "").encode(), f"Bearer {self._token}".encode()
+                    ):
+                        return "401 Unauthorized"
+                    rank = int(head[len("POST /trainer/") :].split(" ")[0])
+                    self._report(("trainer", rank), posted_metrics(json.loads(body[: int(about["content-length"])])))
+                    return "200 OK"
+                if not part:
+                    break
+        return "400 Bad Request"
