@@ -11,8 +11,8 @@ import pytest
 
 from clustertool.model.job.progress import Metrics, prometheus_text
 from clustertool.model.wire.spec_types import Spec
-from clustertool.node.supervisor.coordinator.coordinator_link import CoordinatorLink
-from clustertool.node.supervisor.metrics_file import MetricsFile
+from clustertool.node.storage import files
+from clustertool.node.supervisor.node_monitor import RankMetrics, UsageRecorder, metrics_file
 from tests.node.harness import Bench, Job, until
 
 STEPS = "i=0; while :; do i=$((i+1)); echo step=$i/10000 loss=$RANK.5; sleep 0.05; done"
@@ -59,41 +59,41 @@ def test_numbers_of_attempts(bench: Bench) -> None:
     assert [(attempt, one.step) for _, attempt, one in rows(job, 0)][-1] == (1, 6)
 
 
-def spec(path: str, node: int = 0) -> Spec:
-    return cast(Spec, {"job": "j", "node": node, "lead": {"node": 0}, "metrics_file": path})
-
-
 NUMBERS = {("trainer", 1): Metrics(step=3, loss=float("nan")), ("trainer", 0): Metrics(step=4, loss=float("inf"))}
 
 
 def test_the_file_is_replaced_and_removed(tmp_path: Path) -> None:
-    path, link = tmp_path / "a.prom", CoordinatorLink()
-    file = MetricsFile(spec(str(path)))
-    file.turn(link, NUMBERS)
-    until(path.exists, "it is written")
-    assert path.read_text() == prometheus_text("j", NUMBERS)
-    assert link.metrics is NUMBERS
-    path.unlink()
-    file.turn(link, NUMBERS)
-    time.sleep(0.2)
-    assert not path.exists(), "it is not written at each turn"
-    path.touch()
-    file.close()
+    path = tmp_path / "a.prom"
+    with files.closing(os.open(tmp_path, os.O_RDONLY)) as job:
+        recorder = UsageRecorder(job, metrics=RankMetrics(job, "j", str(path)))
+        recorder.write_metrics(NUMBERS)
+        until(path.exists, "it is written")
+        assert path.read_text() == prometheus_text("j", NUMBERS)
+        path.unlink()
+        recorder.write_metrics(NUMBERS)
+        time.sleep(0.2)
+        assert not path.exists(), "it is not written at each turn"
+        path.touch()
+        recorder.close()
     assert os.listdir(tmp_path) == []
 
 
 def test_only_the_coordinator_writes(tmp_path: Path) -> None:
-    link = CoordinatorLink()
-    for file in (MetricsFile(spec(str(tmp_path / "a.prom"), node=1)), MetricsFile(spec(""))):
-        file.turn(link, NUMBERS)
-        file.close()
+    spec: dict[str, Any] = {"node": 0, "lead": {"node": 0}}
+    assert metrics_file(cast(Spec, {**spec, "metrics_file": "/a.prom"})) == "/a.prom"
+    assert metrics_file(cast(Spec, {**spec, "metrics_file": "/a.prom", "node": 1})) == ""
+    assert metrics_file(cast(Spec, spec)) == ""
+    with files.closing(os.open(tmp_path, os.O_RDONLY)) as job:
+        recorder = UsageRecorder(job, metrics=RankMetrics(job, "j"))
+        recorder.write_metrics(NUMBERS)
+        recorder.close()
     assert os.listdir(tmp_path) == []
 
 
 def test_a_file_that_cannot_be_written(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    file = MetricsFile(spec(str(tmp_path / "missing/a.prom")))
+    metrics = RankMetrics(-1, "j", str(tmp_path / "missing/a.prom"))
     for _ in range(3):
-        file._write(NUMBERS)
+        metrics.write_file(NUMBERS)
     assert capfd.readouterr().err.count("cannot be written: No such file or directory") == 1
 
 

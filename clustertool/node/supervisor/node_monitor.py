@@ -17,6 +17,7 @@ import os
 import select
 import signal
 import socket
+import sys
 import time
 from functools import partial
 from typing import (
@@ -37,7 +38,7 @@ from clustertool.model.cards import positions_of_numbers
 from clustertool.model.job import usage
 from clustertool.model.job.job_steps import JobSteps
 from clustertool.model.job.outcome import Key
-from clustertool.model.job.progress import NOTHING, Metrics, StepRate
+from clustertool.model.job.progress import NOTHING, Metrics, StepRate, prometheus_text
 from clustertool.model.job.usage import CardUsage, RankUsage, UsageLine
 from clustertool.model.paths import METRICS, OURS, JobPaths
 from clustertool.node.devices import detect, nvml, vendor_tools
@@ -61,6 +62,7 @@ _MORE = 1000  # new lines, after which the old ones are thinned out, or as many 
 _WAITING = 1000  # calls for a thread that waits for its disk
 _PROGRESS = 4096  # bytes of a log in which numbers are searched
 _FAREWELL = 0.5  # seconds the last lines get
+_FILE_EVERY = 5.0  # seconds between two versions of METRICS_FILE
 _CARD_SHARE = 200  # the card monitor and the tools that it runs may take one part of so many of a core
 _TRIES = 3  # card monitors that there will be, each after the death of the one before
 _REAP_TIME = 1.0  # seconds for a killed process to end; one that is blocked in a driver ends when the driver returns
@@ -90,7 +92,8 @@ class NodeMonitor:
         self._record = record
         self._disk = DiskWatch(job)
         self.devices = CardMonitor(family, spec, record)
-        self.recorder = UsageRecorder(job, self.devices, os.path.join(spec["job_dir"], spec["output"]))
+        output = os.path.join(spec["job_dir"], spec["output"])
+        self.recorder = UsageRecorder(job, self.devices, output, RankMetrics(job, spec["job"], metrics_file(spec)))
         self._sampled_at = 0.0
         self._trainers: FrozenSet[int] = frozenset()  # the pids of those that ran at the newest sample
         self._output: Output = (0, 0, 0)
@@ -164,13 +167,20 @@ class UsageRecorder:
     Call turn() with each sample, and close() at the end. cards: is called in the thread and may be slow. folder: of the output.
     """
 
-    def __init__(self, job: int, cards: Callable[[], Sequence[CardUsage]] = tuple, folder: str = "") -> None:
+    def __init__(
+        self,
+        job: int,
+        cards: Callable[[], Sequence[CardUsage]] = tuple,
+        folder: str = "",
+        metrics: Optional[RankMetrics] = None,
+    ) -> None:
         self.output: Output = (0, 0, 0)  # of `folder`, that of the output
         self._folder = folder
         # Of the running ranks, at the newest sample; a new object after each change.
         self.progress: Tuple[Reached, ...] = ()
         self.steps = JobSteps()  # that ranks, but no pservers, have printed at the samples
-        self.metrics = RankMetrics(job)
+        self.metrics = metrics or RankMetrics(job)
+        self._file_at = 0.0
         self._job = job
         self._cards = cards
         self._at = 0.0
@@ -204,6 +214,13 @@ class UsageRecorder:
         """Have the thread add numbers that a rank has sent; drop them if 1000 calls wait. log: that of its attempt."""
         if self._worker.waiting < _WAITING:
             self._worker.put(self.metrics.take, key, log, time.time(), numbers)
+
+    def write_metrics(self, others: Mapping[Key, Metrics]) -> None:
+        """Have the thread write METRICS_FILE if that is due and it is idle. others: the numbers of ranks of other nodes."""
+        now = time.monotonic()
+        if self.metrics.file and now >= self._file_at and not self._worker.waiting:
+            self._file_at = now + _FILE_EVERY
+            self._worker.put(self.metrics.write_file, {**others})
 
     def close(self) -> None:
         """End the thread after it has written the queued lines and closed the files; wait up to 0.5 s for that."""
@@ -300,17 +317,25 @@ class Book:
             self._journal = None
 
 
+def metrics_file(spec: Spec) -> str:
+    """Return the path of METRICS_FILE if this node is to write it: the coordinator's; else ""."""
+    return os.path.expanduser(spec.get("metrics_file", "")) if spec["node"] == spec["lead"]["node"] else ""
+
+
 class RankMetrics:
     """The newest numbers of each rank on this node, and metrics.jsonl, which gets a line when they change.
 
-    For the recorder's thread. newest: a new object after each change.
+    For the recorder's thread. newest: a new object after each change. name: of the job. file: METRICS_FILE, which node_exporter
+    reads (--collector.textfile.directory), on the coordinator's node; "" is none.
     """
 
-    def __init__(self, job: int) -> None:
+    def __init__(self, job: int, name: str = "", file: str = "") -> None:
         self.newest: Mapping[Key, Metrics] = {}
+        self.file = file
+        self._name = name
+        self._failed = False
         self._book = Book(job, METRICS)
         self._attempts: Dict[Key, _AttemptMetrics] = {}
-        self.close = self._book.close
 
     def take(self, key: Key, log: str, t: float, found: Metrics) -> None:
         """Add the numbers that a rank has printed by the time `t`; write them with the ones before if there is a new one.
@@ -325,6 +350,22 @@ class RankMetrics:
         if row != self.newest.get(key, NOTHING).as_row():
             self.newest = {**self.newest, key: known}
             self._book.write(t, [round(t, 2), log, row])
+
+    def write_file(self, others: Mapping[Key, Metrics]) -> None:
+        """Write a new METRICS_FILE, and rename it, so that nothing reads half of it; the first error goes to supervisor.err."""
+        try:
+            text = prometheus_text(self._name, {**others, **self.newest})
+            files.replace(self.file, text.encode(), durable=False, mode=0o644)  # node_exporter has another user
+        except OSError as error:
+            if not self._failed:
+                print(f"METRICS_FILE {self.file} cannot be written: {error.strerror}", file=sys.stderr, flush=True)
+            self._failed = True
+
+    def close(self) -> None:
+        """Close metrics.jsonl, and remove METRICS_FILE: the numbers of an ended job are no present ones."""
+        self._book.close()
+        with contextlib.suppress(OSError):
+            os.unlink(self.file)
 
 
 class _AttemptMetrics:

@@ -42,7 +42,6 @@ from clustertool.node.supervisor.coordinator.coordinator_link import (
 )
 from clustertool.node.supervisor.coordinator.coordinator_server import CoordinatorServer
 from clustertool.node.supervisor.guard import GuardKeeper
-from clustertool.node.supervisor.metrics_file import MetricsFile
 from clustertool.node.supervisor.node_monitor import NodeMonitor
 from clustertool.node.supervisor.node_resources import NodeResources
 from clustertool.node.supervisor.rank_table import LocalRank, PendingServer, RankTable
@@ -129,7 +128,6 @@ class Supervisor:
         origin.allocation.attach(self.family.spare)
         self.ranks = RankTable(spec, job, umask)
         self.monitor = NodeMonitor(spec, job, self.family, self.ranks, self.record)
-        self.metrics_file = MetricsFile(spec)
         self.resources = NodeResources(spec)
         self.guard = GuardKeeper(self.family, spec, job, self.record)
         self.control = ControlSocket(job)
@@ -241,7 +239,9 @@ class Supervisor:
         self.guard.turn()
         if self.monitor.turn():
             self.link.progress, self.link.quiet = self.monitor.recorder.progress, self.monitor.quiet
-            self.metrics_file.turn(self.link, self.monitor.recorder.metrics.newest)
+            if "metrics_file" in self.spec:
+                self.link.metrics = self.monitor.recorder.metrics.newest
+                self.monitor.recorder.write_metrics(self.link.other_metrics)
             self.control.touch()
             self.resources.refresh()
             self._check_records()
@@ -275,7 +275,6 @@ class Supervisor:
         self.ranks.launched.remove()
         self.resources.release(claimed=self.control.remove())
         self.monitor.close()
-        self.metrics_file.close()
         self.ranks.close()
         self.family.close()
         self.events.close(durable=True)
