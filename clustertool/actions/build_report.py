@@ -12,7 +12,7 @@ from clustertool.errors import NotFound, raise_all
 from clustertool.fleet.fleet import Fleet
 from clustertool.model.hints import PROGRAM
 from clustertool.model.wire.agent_answers import ReportAnswer
-from clustertool.model.wire.messages import METRICS, REPORT
+from clustertool.model.wire.messages import REPORT
 from clustertool.show.job_text import loss_text
 from clustertool.watch.rank_metrics import find_wrong_losses, newest_rows, read_rows
 from clustertool.watch.report_model import ReportModel, build_report_model
@@ -43,7 +43,7 @@ def build_report(fleet: Fleet, job: ListedJob, caller: Caller) -> ReportModel:
         notes.append(f"{where}: what programs printed of it is not masked")
         caller.warn(notes[-1])
     status = read(answers, engine_proof(fleet, job))
-    rows = read_rows(status, fleet.ask_all(METRICS({"job": job["id"], "points": points})))
+    rows = read_rows(status, answers)
     notes += map(loss_text, find_wrong_losses(newest_rows(status, rows)))
     return build_report_model(status, answers, load_config.mask_known_secrets(fleet.cluster), notes, rows)
 

@@ -119,7 +119,7 @@ def as_dict(answers: Mapping[int, StatusAnswer], known: Description | None = Non
         mine = usage.get((process.node, process.pid)) if process.state.alive else None
         age = max(time.time() - process.since, 0.1)
         extra = {"cpu": round(100 * mine[0] / age, 1) if mine else None, "memory": mine[1] if mine else None}
-        numbers = rows[key][-1].numbers.as_dict() if key in rows else {}
+        numbers = to_plain(rows[key][-1].numbers) if key in rows else {}
         processes.append({**process.as_dict(), "note": rank_note(process), **extra, "metrics": numbers})
     container = container_of(event for answer in answers.values() for event in answer["events"])
     return {

@@ -19,12 +19,10 @@ T = TypeVar("T")
 
 
 def printed_number(value: object, path: str) -> object:
-    """Check for a number that a program has printed: null, a number, or the name of one that JSON does not have."""
-    return (
-        value
-        if value is None or value in ("NaN", "Infinity", "-Infinity")
-        else number(-float_info.max, float_info.max)(value, path)
-    )
+    """Check for a number that a program has printed, or the name of one that JSON does not have; return it as a number."""
+    if value in ("NaN", "Infinity", "-Infinity"):
+        return float(str(value))
+    return number(-float_info.max, float_info.max)(value, path)
 
 
 MOST_FILES = 250_000  # of a folder, in one answer
@@ -79,7 +77,6 @@ Gauge = Annotated[float, number(-1e6)]  # of a card
 
 RankKey = Tuple[Role, Rank]
 RankOutput = Tuple[Role, Rank, Optional[float], Optional[float], Time]  # epoch, step, time of the last output
-MetricsRow = Annotated[List[Annotated[object, printed_number]], 20]  # Metrics.as_row()
-RankMetrics = Tuple[Role, Rank, AttemptNumber, Time, MetricsRow]  # the numbers that the rank had printed by then
+PrintedNumber = Annotated[float, printed_number]
 RankPlaces = Tuple[Role, int, int, int, int]  # model/job/rank_places
 Curve = Some[Annotated[Tuple[Sampled, ...], 8]]  # rows of values; the first one is the time

@@ -13,6 +13,8 @@ needs no limits: it is for what the tool itself has written.
 
 from __future__ import annotations
 
+import json
+import math
 import sys
 import typing
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
@@ -72,12 +74,14 @@ def read_own(kind: Type[T], value: object, path: str = "") -> T:
 def to_plain(value: object) -> object:
     """Convert a record to a value that JSON can express: a dict of its fields, with lists for tuples and sets, however deep.
 
-    Other values stay as they are.
+    A number that JSON does not have becomes a string: "NaN", "Infinity", "-Infinity". Other values stay as they are.
     """
     names = _record_fields(type(value))
     if names:
         return {name: to_plain(getattr(value, name)) for name in names}
-    return [to_plain(one) for one in value] if isinstance(value, (tuple, list, frozenset)) else value
+    if isinstance(value, (tuple, list, frozenset)):
+        return [to_plain(one) for one in value]
+    return json.dumps(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _record_fields(kind: type) -> Sequence[str]:

@@ -10,9 +10,9 @@ from math import inf, isfinite
 from rich.text import Text
 
 from clustertool.model.config.folded_names import fold, grouped
-from clustertool.model.job.progress import plain_number
 from clustertool.model.masking import Hide
 from clustertool.model.quantities import count, human_bytes, human_seconds
+from clustertool.model.shape import to_plain
 from clustertool.show.device_table import memory
 from clustertool.show.job_text import membership_text
 from clustertool.show.status_view import STYLES
@@ -253,7 +253,7 @@ class Screen:
                 {
                     **{name: getattr(rank, name) for name in names},
                     "steps_per_second": rank.speed,
-                    "loss": plain_number(rank.loss),
+                    "loss": to_plain(rank.loss),
                     "no_output": rank.quiet,
                     "last_line": self._hide(rank.line),
                 }

@@ -24,7 +24,7 @@ from clustertool.model.hints import PROGRAM
 from clustertool.model.job.progress import prometheus_text
 from clustertool.model.paths import FLIGHT, LOGS_MARK, folder_of
 from clustertool.model.quantities import count, human_bytes
-from clustertool.model.wire.messages import METRICS, STATUS
+from clustertool.model.wire.messages import REPORT
 from clustertool.show.job_text import shared_files
 from clustertool.show.metrics_view import csv_text, metrics_table
 from clustertool.show.report_html import page
@@ -138,11 +138,11 @@ def metrics(call: Call) -> None:
         raise UsageError("--csv, --json and --prometheus are three forms of one answer", "give one of them")
     to = page_path(given.to) if given.to else None
     with engine_of(call, newest=True) as engine:
-        job = attach_to(engine, given.job)["id"]
-        status = read(engine.fleet.ask_all(STATUS({"job": job})))
-        points = _ROWS // max(1, len(status.processes)) + 1
-        rows = read_rows(status, engine.fleet.ask_all(METRICS({"job": job, "points": points})))
-        rows.sort(key=lambda row: (row.t, row.key))
+        about = attach_to(engine, given.job)
+        job, points = about["id"], _ROWS // (8 * max(1, about["total"]))  # of a rank, with 8 ranks on a node
+        answers = engine.fleet.ask_all(REPORT({"job": job, "points": points}))
+        status = read(answers)
+        rows = sorted(read_rows(status, answers), key=lambda row: (row.t, row.key))
         newest = {key: its[-1].numbers for key, its in newest_rows(status, rows).items()}
         plain = [row.as_dict() for row in rows]
         answer = {"job": job, "rows": plain}

@@ -14,9 +14,10 @@ from statistics import median
 from clustertool.model.config.folded_names import grouped
 from clustertool.model.job.attempts import ProcessStatus
 from clustertool.model.job.outcome import Key
-from clustertool.model.job.progress import Metrics, plain_number
+from clustertool.model.job.progress import Metrics
 from clustertool.model.job.state import JobStatus
-from clustertool.model.wire.agent_answers import MetricsAnswer
+from clustertool.model.shape import read, to_plain
+from clustertool.model.wire.agent_answers import StatusAnswer
 
 LOSS_RULES = (
     "NaN: the newest loss of a trainer is NaN or infinite.",
@@ -45,7 +46,7 @@ class MetricsRow:
     def as_dict(self) -> dict[str, object]:
         """Build a row of `metrics --json`."""
         about = {"time": round(self.t, 2), "role": self.role, "rank": self.rank, "attempt": self.attempt}
-        return {**about, **self.numbers.as_dict()}
+        return {**about, **self.numbers._asdict(), "loss": to_plain(self.numbers.loss)}
 
 
 @dataclass(frozen=True)
@@ -57,14 +58,14 @@ class LossWarning:
     median: float | None = None
 
 
-def read_rows(status: JobStatus, answers: Mapping[int, MetricsAnswer]) -> list[MetricsRow]:
+def read_rows(status: JobStatus, answers: Mapping[int, StatusAnswer]) -> list[MetricsRow]:
     """Read the numbers of ranks in the nodes' answers, without those of ranks that do not run on the node that sent them."""
     found = []
     for index, answer in sorted(answers.items()):
         skew = status.nodes[index].skew if index in status.nodes else 0.0
-        for role, rank, attempt, t, row in answer.get("metrics", ()):
+        for role, rank, attempt, t, row in answer["metrics"]:
             if status.has_rank(index, (role, rank), attempt):
-                found.append(MetricsRow(role, rank, attempt, t - skew, Metrics.of_row(row)))
+                found.append(MetricsRow(role, rank, attempt, t - skew, read(Metrics, row)))
     return found
 
 
@@ -74,9 +75,7 @@ def newest_rows(status: JobStatus, rows: Iterable[MetricsRow]) -> dict[Key, list
     return grouped((row.key, row) for row in sorted(rows, key=lambda row: row.t) if newest.get(row.key) == row.attempt)
 
 
-def job_progress(
-    processes: Iterable[ProcessStatus], rows: Mapping[Key, Sequence[MetricsRow]]
-) -> dict[str, float | str | None]:
+def job_progress(processes: Iterable[ProcessStatus], rows: Mapping[Key, Sequence[MetricsRow]]) -> dict[str, object]:
     """Build `progress` of `status --json`: how far the trainers are; None for what is not known.
 
     percent: of the slowest. eta: seconds until the last of those that run ends. loss: of the first rank that prints one.
@@ -86,7 +85,7 @@ def job_progress(
     return {
         "percent": min((one.percent for _, one in numbers if one.percent is not None), default=None),
         "eta": max((one.eta for alive, one in numbers if alive and one.eta is not None), default=None),
-        "loss": next((plain_number(one.loss) for _, one in numbers if one.loss is not None), None),
+        "loss": next((to_plain(one.loss) for _, one in numbers if one.loss is not None), None),
     }
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from clustertool.model.job.progress import NOTHING, Metrics, StepRate
 from clustertool.model.job.rank_places import unpack
 from clustertool.model.job.state_names import RankState
+from clustertool.model.shape import read
 from clustertool.model.wire.agent_answers import CardValues, GlanceAnswer, JobSample, RankSample
 from clustertool.model.wire.event_types import MembershipSample, SamplePlan
 
@@ -309,7 +310,7 @@ def _take_rank(rank: TopRank, values: RankSample, job: JobSample, t: float) -> N
     rank.seconds = (float(seconds or 0), t)
     rank.state, rank.pid, rank.log = RankState(values["state"]), int(values["pid"] or 0), str(values["log"] or "")
     rank.memory, rank.line, rank.heartbeat = values.get("memory"), str(values["line"]), job["heartbeat"]
-    found = Metrics.of_row(values["metrics"]) if "metrics" in values else NOTHING
+    found = read(Metrics, values["metrics"]) if "metrics" in values else NOTHING
     if found.step is not None:
         rank.rate.feed(found.step, t)
     rank.speed = rank.rate.compute(t) if rank.state is RankState.RUNNING else None

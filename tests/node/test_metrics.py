@@ -9,6 +9,7 @@ from typing import Any, cast
 
 import pytest
 
+from clustertool.model import shape
 from clustertool.model.job.progress import Metrics, prometheus_text
 from clustertool.model.wire.spec_types import Spec
 from clustertool.node.storage import files
@@ -26,8 +27,8 @@ def written(path: Path) -> dict[str, float]:
 
 def rows(job: Job, node: int, **request: Any) -> list[tuple[int, int, Metrics]]:
     """(rank, attempt, numbers) of the answer of a node."""
-    answer = job.nodes[node].ask("metrics", job=job.id, points=1000, **request)
-    return [(rank, attempt, Metrics.of_row(row)) for _, rank, attempt, _, row in answer["metrics"]]
+    answer = job.nodes[node].ask("report", job=job.id, points=1000, **request)
+    return [(rank, attempt, shape.read(Metrics, row)) for _, rank, attempt, _, row in answer["metrics"]]
 
 
 def test_numbers_of_two_nodes(bench: Bench) -> None:
@@ -40,10 +41,10 @@ def test_numbers_of_two_nodes(bench: Bench) -> None:
     assert place.stat().st_mode & 0o777 == 0o644
     until(lambda: len(rows(job, 1)) >= 4, "two records of two ranks")
     status = job.nodes[1].ask("status", job=job.id)
-    newest = {rank: Metrics.of_row(row) for _, rank, _, _, row in status["metrics"]}
+    newest = {rank: shape.read(Metrics, row) for _, rank, _, _, row in status["metrics"]}
     assert {rank: one.loss for rank, one in newest.items()} == {2: 2.5, 3: 3.5}
     assert all(one.total_steps == 10000 and one.percent and one.steps_per_second for one in newest.values())
-    few = job.nodes[1].ask("metrics", job=job.id, points=1)["metrics"]
+    few = job.nodes[1].ask("report", job=job.id, points=1)["metrics"]
     assert sorted(rank for _, rank, *_ in few) == [2, 3]
     job.stop()
     job.gone()

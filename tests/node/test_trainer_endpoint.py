@@ -16,6 +16,7 @@ from typing import Any, cast
 
 import pytest
 
+from clustertool.model import shape
 from clustertool.model.job.outcome import Key
 from clustertool.model.job.progress import Metrics, posted_metrics
 from clustertool.model.wire.spec_types import Spec
@@ -154,8 +155,8 @@ def test_a_rank_reports(bench: Bench) -> None:
     job = bench.run(None, REPORTS, env={"no_proxy": "*"}).ready()
 
     def numbers() -> list[Metrics]:
-        answer = job.nodes[0].ask("metrics", job=job.id, points=100)
-        return [Metrics.of_row(row) for *_, row in answer["metrics"]]
+        answer = job.nodes[0].ask("report", job=job.id, points=100)
+        return [shape.read(Metrics, row) for *_, row in answer["metrics"]]
 
     until(lambda: NUMBERS in numbers(), f"its numbers are recorded: {numbers()}")
     job.stop()

@@ -11,6 +11,7 @@ from clustertool.model.job.outcome import Key
 from clustertool.model.job.progress import Metrics
 from clustertool.model.job.state import JobStatus
 from clustertool.model.job.state_names import RankState
+from clustertool.model.shape import to_plain
 from clustertool.show.job_text import loss_text
 from clustertool.show.status_view import progress_text
 from clustertool.watch.rank_metrics import (
@@ -84,8 +85,8 @@ def status(ranks: int = 2) -> JobStatus:
     return found
 
 
-def row(rank: int, attempt: int = 0, t: float = 1.0, **numbers: float) -> tuple[str, int, int, float, list[object]]:
-    return "trainer", rank, attempt, t, list(Metrics(**numbers).as_row())
+def row(rank: int, attempt: int = 0, t: float = 1.0, **numbers: float) -> tuple[str, int, int, float, object]:
+    return "trainer", rank, attempt, t, to_plain([*Metrics(**numbers)])
 
 
 def test_a_node_has_only_numbers_of_its_own_ranks() -> None:

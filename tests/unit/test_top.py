@@ -10,6 +10,7 @@ import pytest
 
 from clustertool.model.job.progress import find_metrics
 from clustertool.model.masking import mask
+from clustertool.model.shape import to_plain
 from clustertool.show.terminal import Terminal
 from clustertool.show.top_view import Page, Screen, View, choose, draw
 from clustertool.watch.top_model import Row, TopModel, TopRank
@@ -43,7 +44,7 @@ def rank(number: int, seconds: float = 0.0, line: str = "", **more: Any) -> dict
         "seconds": seconds,
         "memory": 10**9,
         "line": line,
-        "metrics": find_metrics(f"{line}\n").as_row(),
+        "metrics": to_plain(find_metrics(f"{line}\n")),
         **more,
     }
 

@@ -1,27 +1,31 @@
 """This module reads the numbers that a program prints about its progress: PROFILES has the programs whose lines it knows.
 
-Pure. A profile recognises a line by its mark and reads the numbers in it: a group of a pattern has the name of a field of
-Metrics, or of a part from which _numbers() computes one. The first profile whose mark is in a line reads it; the last one,
-`plain`, reads any line: `step=12`, `global step 12`, `Iter: [12/100]`, `epoch=3`, `loss: 0.5`, `lr=1e-4`, `1200 tokens/s`.
+Pure. A group of a pattern has the name of a field of Metrics, or of a part from which _read_line() computes one. All patterns
+are searched in a line; of several values of one number the last one counts. `plain` has what any program may print: `step=12`,
+`global step 12`, `Iter: [12/100]`, `epoch=3`, `loss: 0.5`, `lr=1e-4`, `1200 tokens/s`. The others have what is different there.
 
 The text of a program is not trusted: each repetition in a pattern has a limit, and so has each number.
 """
 
 from __future__ import annotations
 
-import math
 import re
 from functools import partial
-from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
+from itertools import chain
+from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Tuple
+
+from clustertool.model import field_types as fields
+from clustertool.model.shape import Annotated, number
 
 _IS = r"""['"]?\s{0,20}[=:#]?\s{0,20}['"\[(]{0,2}\s{0,20}"""  # between a name and its value
 _FLOAT = r"[-+]?(?:\d{1,15}(?:\.\d{0,20})?(?:e[-+]?\d{1,3})?|nan|inf(?:inity)?)(?!\.?\w)"
-_GROUPED = r"\d{1,3}(?:,\d{3}){1,5}(?![\w.,])"  # a rate may have separators of thousands
-_SCALES = {"": 1.0, "k": 1e3, "M": 1e6, "G": 1e9}
+_SCALES = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9}
 _UNITS = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
-_KINDS = {"tok": "tokens_per_second", "sam": "samples_per_second", "exa": "samples_per_second"}
+_KINDS = {"tok": "tokens_per_second", "tps": "tokens_per_second"}
+_KINDS.update(dict.fromkeys(("sam", "exa", "ima", "img"), "samples_per_second"))
 _LARGEST = 1e18
 _CODES = re.compile(r"\x1b\[[\d;]{0,20}[A-Za-z]|\x08")  # colours, and the backspaces of bars
+_EVALUATION = re.compile(r"^\s{0,9}(?:sanity|valid|eval|test|predict)[^|]{0,100}\d%\|", re.I)  # its bar
 _HINT = re.compile(
     r"step|epoch|iter|batch|loss|lr|rate|/s|per_s|tps|\d/\d", re.I
 )  # one of these is in a line with a number
@@ -36,16 +40,16 @@ class Metrics(NamedTuple):
     """The newest numbers that a program has printed; None for one that it does not print. A loss may be NaN or infinite.
 
     total_steps: of the job, or of an epoch where `step` counts in one. total_epochs and percent: of the whole job. eta: seconds
-    to its end.
+    to its end. to_plain() converts it to JSON, as a list with the values of to_plain([*numbers]), and read() back.
     """
 
     epoch: Optional[float] = None
     step: Optional[float] = None
     total_steps: Optional[float] = None
     total_epochs: Optional[float] = None
-    percent: Optional[float] = None
+    percent: Optional[Annotated[float, number(0.0, 100.0)]] = None
     eta: Optional[float] = None
-    loss: Optional[float] = None
+    loss: Optional[fields.PrintedNumber] = None
     lr: Optional[float] = None
     steps_per_second: Optional[float] = None
     tokens_per_second: Optional[float] = None
@@ -61,87 +65,46 @@ class Metrics(NamedTuple):
         percent = _percent(known, in_epoch=True) if self.percent is None else None
         return known if percent is None else known._replace(percent=percent)
 
-    @classmethod
-    def of_row(cls, row: object) -> Metrics:
-        """Build them from the result of as_row(); missing and impossible values are None.
-
-        Raises ValueError, TypeError or OverflowError for another value.
-        """
-        if not isinstance(row, list):
-            raise ValueError("no row of numbers")
-        return checked({name: float(value) for name, value in zip(cls._fields, row) if value is not None})
-
-    def as_row(self) -> List[object]:
-        """Convert to a list for JSON, which has no NaN and no infinity: they are strings, as float() reads them."""
-        return list(map(plain_number, self))
-
-    def as_dict(self) -> Dict[str, object]:
-        """Convert to an object for JSON, as as_row() does."""
-        return dict(zip(self._fields, self.as_row()))
-
 
 NOTHING = Metrics()
 
-
-class Profile(NamedTuple):
-    """The lines of a program. in_epoch: its steps count in an epoch, so a part of them is no part of the job."""
-
-    name: str
-    mark: str
-    numbers: Sequence[str]
-    in_epoch: bool = False
-
-
-_PER_SECOND = ("steps_per_second", "tokens_per_second", "samples_per_second")
-_COUNTED = (r"(?:steps?|it|iters?|iterations?|batch(?:es)?)", "tok(?:en)?s?", "(?:samples?|examples?|images?|imgs?)")
-
-
-def _rates() -> Iterator[str]:
-    """Yield the patterns of rates: the name before its value, and after it."""
-    for field, names in zip(_PER_SECOND, _COUNTED):
-        name = rf"{names}(?:_per_sec(?:ond)?|/s(?:ec(?:ond)?)?)(?![a-z/])"
-        yield rf"(?<!\w)(?:train_|interval_|avg_)?{name}{_IS}(?P<{field}>{_GROUPED}|{_FLOAT})"
-        yield rf"(?<![\w.,])(?P<{field}>{_GROUPED}|{_FLOAT}) ?{name}(?!{_IS}[-+]?\d)"
-    yield rf"(?<!\w)tps{_IS}(?P<tokens_per_second>{_GROUPED}|{_FLOAT})"
-
-
-_OF = r"(?:\s{0,20}/\s{0,20}(?P<total_steps>\d{1,15}))?"
-_STEP = rf"(?:\b|_)(?:step|iteration|iter|batch){_IS}(?P<step>\d{{1,15}})(?![\w.]){_OF}"
-_EPOCH = rf"\bepoch{_IS}(?P<epoch>\d{{1,9}}(?:\.\d{{1,20}})?)(?:\s{{0,3}}/\s{{0,3}}(?P<total_epochs>\d{{1,9}}))?"
-_NO_LOSS = "".join(f"(?<!{name} )" for name in ("validation", "val", "eval", "test"))
-_LOSS = rf"{_NO_LOSS}(?<!\w)(?:train[_/ ])?loss(?:_step)?{_IS}(?P<loss>{_FLOAT})"
-_LR = rf"(?<!\w)(?:lr|learning[_ ]rate){_IS}(?P<lr>{_FLOAT})"
-_RATES = tuple(_rates())
-_BAR = r"\|\s{0,9}(?P<step>\d{1,15})/(?P<total_steps>\d{1,15}) \["
-_BAR_RATE = r"(?P<rate>\d{1,15}(?:\.\d{1,9})?)(?P<scale>[kMG]?)(?P<kind>[a-z]{0,20})/s(?![a-z])"
-_BAR_TIME = r"(?P<duration>\d{1,15}(?:\.\d{1,9})?)(?P<unit>s)/[a-z]"
-_OF_BAR = (_BAR, _EPOCH, _LOSS, _LR, rf"\[[^]<]{{1,40}}<[^,\]]{{1,40}},\s{{0,9}}(?:{_BAR_RATE}|{_BAR_TIME})")
-_STEP_TIME = r"(?<![\w.])(?P<duration>\d{1,9})(?P<unit>us|ms|s)/step"
-_KEYS = {"(?:global_)?step": "step", "epoch": "epoch", "loss": "loss", "learning_rate": "lr"}
-_KEYS.update((f"train_{field}", field) for field in _PER_SECOND)
-_OF_DICT = tuple(rf"'{name}': '?(?P<{field}>{_FLOAT})" for name, field in _KEYS.items())  # a value may be a string
-_OF_MEGATRON = (
-    rf"elapsed time per iteration \((?P<unit>ms)\): (?P<duration>{_FLOAT})",
-    r"global batch size:\s{1,20}(?P<batch>\d{1,15})",
-    rf"\b(?:lm )?loss: (?P<loss>{_FLOAT})",
-    rf"(?<!decoupled )learning rate: (?P<lr>{_FLOAT})",
+_KIND = "(?P<kind>steps?|it|iters?|iterations?|batch(?:es)?|tok(?:en)?s?|samples?|examples?|images?|imgs?)"
+_PER = r"(?:_per_sec(?:ond)?|/s(?:ec(?:ond)?)?)(?![a-z/])"
+_RATE = rf"(?P<rate>\d{{1,3}}(?:,\d{{3}}){{1,5}}(?![\w.,])|{_FLOAT})"  # it may have separators of thousands
+_RATE_FIRST = (
+    r"(?<![\w.,+-])(?P<rate>\d{1,3}(?:,\d{3}){1,5}|\d{1,15}(?:\.\d{0,20})?(?:e[-+]?\d{1,3})?) ?(?P<scale>[kMG]?)"
 )
-_OF_DEEPSPEED = (rf"\bCurrSamplesPerSec=(?P<samples_per_second>{_FLOAT})", r"\bepoch=(?P<epoch>\d{1,9})/")
-_KERAS = r"^\s{0,15}(?P<step>\d{1,15})/(?P<total_steps>\d{1,15}) "
+_OF = r"(?:\s{0,20}/\s{0,20}(?P<total_steps>\d{1,15}))?"
+_NO_LOSS = "".join(f"(?<!{name} )" for name in ("validation", "val", "eval", "test"))
 
 # The patterns are compiled when they are first used: an agent that reads no log need not wait for it (10 ms).
-PROFILES = (
-    Profile("a bar of an evaluation", r"^\s{0,9}(?:sanity|valid|eval|test|predict)[^|]{0,100}\d%\|", ()),
-    Profile("Lightning", r"^\s{0,9}Epoch \d{1,9}: .{0,200}\|", _OF_BAR, in_epoch=True),
-    Profile("tqdm", _BAR, _OF_BAR),
-    Profile("Hugging Face Trainer", r"\{'[^']{1,100}': .{1,4000}\}", _OF_DICT),
-    Profile("Megatron", r"\biteration\s{1,20}\d{1,15}/\s{0,20}\d{1,15} \|", (_STEP, *_OF_MEGATRON)),
-    Profile("DeepSpeed", r"\bglobal_step=\d{1,15}, Run|\bstep=\d{1,15}, skipped=", (_STEP, _LR, *_OF_DEEPSPEED)),
-    Profile("PaddleNLP", r"\bglobal_step: \d{1,15}, ", (_STEP, rf"epoch: (?P<epoch>{_FLOAT})", _LOSS, _LR, *_RATES)),
-    Profile("Paddle", r"^step\s{1,15}\d{1,15}/\d{1,15} (?:\[|- )", (_STEP, _LOSS, _LR, _STEP_TIME), in_epoch=True),
-    Profile("Keras", rf"{_KERAS}.{{0,200}}\d[mu]?s/(?:step|epoch)", (_KERAS, _LOSS, _LR, _STEP_TIME), in_epoch=True),
-    Profile("plain", "", (_STEP, _EPOCH, _LOSS, _LR, *_RATES)),
-)
+PROFILES: Mapping[str, Tuple[str, ...]] = {
+    "plain": (
+        rf"(?:\b|_)(?:step|iteration|iter|batch){_IS}(?P<step>\d{{1,15}})(?![\w.]){_OF}",
+        rf"\bepoch{_IS}(?P<epoch>\d{{1,9}}(?:\.\d{{1,20}})?)(?:\s{{0,3}}/\s{{0,3}}(?P<total_epochs>\d{{1,9}}))?",
+        rf"{_NO_LOSS}(?<!\w)(?:(?<!')train[_/ ])?loss(?:_step)?{_IS}(?P<loss>{_FLOAT})",
+        rf"(?<!\w)(?<!decoupled )(?:lr|learning[_ ]rate){_IS}(?P<lr>{_FLOAT})",
+        rf"(?<!\w)(?:train_|interval_|avg_)?{_KIND}{_PER}{_IS}{_RATE}",
+        rf"(?<!\w)(?P<kind>tps){_IS}{_RATE}",
+        rf"{_RATE_FIRST}{_KIND}{_PER}(?!{_IS}[-+]?\d)",
+    ),
+    "Hugging Face Trainer": (),  # its dicts are plain but for 'train_loss', the mean of a training that has ended
+    "tqdm and Lightning": (
+        r"\|\s{0,9}(?P<step>\d{1,15})/(?P<total_steps>\d{1,15}) (?P<bar>\[)",
+        rf"\[[^]<]{{1,40}}<[^,\]]{{1,40}},\s{{0,9}}{_RATE_FIRST}(?P<kind>[a-z]{{0,20}})/s(?![a-z])",
+        r"\[[^]<]{1,40}<[^,\]]{1,40},\s{0,9}(?P<duration>\d{1,15}(?:\.\d{1,9})?)(?P<unit>s)/[a-z]",
+    ),
+    "Megatron": (
+        rf"elapsed time per iteration \((?P<unit>ms)\): (?P<duration>{_FLOAT})",
+        r"global batch size:\s{1,20}(?P<batch>\d{1,15})",
+    ),
+    "DeepSpeed": (rf"\bCurr(?P<kind>Samples)PerSec={_RATE}",),
+    "PaddleNLP": (rf"\bprogress_or_epoch: (?P<epoch>{_FLOAT})",),
+    "Paddle and Keras": (
+        r"^\s{0,15}(?P<step>\d{1,15})/(?P<total_steps>\d{1,15}) (?=.{0,200}\d[mu]?s/step)",
+        r"(?<![\w.])(?P<duration>\d{1,9})(?P<unit>us|ms|s)/(?P<in_epoch>step)",
+    ),
+}
 
 
 def find_metrics(text: str) -> Metrics:
@@ -155,37 +118,41 @@ def find_metrics(text: str) -> Metrics:
     for line in filter(partial(re.search, _HINT), reversed(whole.replace("\r", "\n").split("\n"))):
         if left <= 0:
             break
-        profile = next(one for one in PROFILES if re.search(one.mark, line, re.I))
-        values = _numbers(profile, line)
+        values, parts = _read_line(line)
         if found.step is not None:
-            left -= 1 / _MORE if values.step is None or profile.mark == _BAR else 1 / _STEPS
+            left -= 1 / _MORE if values.step is None or "bar" in parts else 1 / _STEPS
             values = values._replace(total_steps=None)  # of an earlier step
         elif values.step is not None:
-            in_epoch = profile.in_epoch or values.epoch is not None
+            in_epoch = values.epoch is not None or "in_epoch" in parts
         else:  # an epoch may be a later one than that of the step
             later, values = later.or_before(values), values._replace(epoch=None, total_epochs=None)
         found = found.or_before(values)
     return later if found.step is None else found._replace(percent=_percent(found, in_epoch))
 
 
-def _numbers(profile: Profile, line: str) -> Metrics:
-    """Read the numbers of a line: of several values of one number the last, and of the step the one that is the finest."""
-    groups: Dict[str, str] = {}
-    for pattern in profile.numbers:
-        for last in list(re.finditer(pattern, line, re.I))[-1:]:
-            groups.update((name, value) for name, value in last.groupdict().items() if value is not None)
-    values = {name: float(groups[name].replace(",", "")) for name in Metrics._fields if name in groups}
-    if "rate" in groups:
-        kind = _KINDS.get(groups["kind"][:3].lower(), "steps_per_second")
-        values[kind] = float(groups["rate"]) * _SCALES.get(groups["scale"], 1.0)
-    seconds = float(groups["duration"]) * _UNITS[groups["unit"].lower()] if "duration" in groups else 0.0
+def _read_line(line: str) -> Tuple[Metrics, Mapping[str, Optional[str]]]:
+    """Read the numbers of a line: of several values of one number the last, and of the step the one that is the finest.
+
+    Returns them, and the parts of the line that have a name. The bar of an evaluation has no numbers of the job.
+    """
+    parts: Dict[str, Optional[str]] = {}
+    values: Dict[str, float] = {}
+    for pattern in () if _EVALUATION.search(line) else chain.from_iterable(PROFILES.values()):
+        for match in re.finditer(pattern, line, re.I):
+            parts.update(match.groupdict())
+            if "rate" in match.groupdict():
+                kind = _KINDS.get(match["kind"][:3].lower(), "steps_per_second")
+                scale = _SCALES[(match.groupdict().get("scale") or "").lower()]
+                values[kind] = float(match["rate"].replace(",", "")) * scale
+    seconds = float(parts["duration"] or 0.0) * _UNITS[str(parts["unit"]).lower()] if "duration" in parts else 0.0
     if seconds > 0:
         values["steps_per_second"] = 1 / seconds
-        values.update({"samples_per_second": float(groups["batch"]) / seconds} if "batch" in groups else {})
-    return checked(values)
+        values.update({"samples_per_second": float(parts["batch"] or 0.0) / seconds} if "batch" in parts else {})
+    values.update((name, float(text)) for name, text in parts.items() if text and name in Metrics._fields)
+    return checked(values), parts
 
 
-def checked(values: Dict[str, float]) -> Metrics:
+def checked(values: Mapping[str, float]) -> Metrics:
     """Build a Metrics without the values that are no possible ones: only a loss may be negative, NaN or infinite."""
     most = {name: 100.0 if name == "percent" else _LARGEST for name in values}
     return Metrics(**{name: one for name, one in values.items() if name == "loss" or 0 <= one <= most[name]})
@@ -215,13 +182,6 @@ def _percent(found: Metrics, in_epoch: bool) -> Optional[float]:
             return None
         part = (max(found.epoch - 1, 0) + min(part, 1.0)) / found.total_epochs
     return round(min(100 * part, 100.0), 2)
-
-
-def plain_number(value: Optional[float]) -> Union[float, str, None]:
-    """Return a number as JSON can have it: "NaN", "Infinity" and "-Infinity" are strings, as protobuf writes them."""
-    if value is None or math.isfinite(value):
-        return value
-    return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
 
 
 def prometheus_text(job: str, numbers: Mapping[Tuple[str, int], Metrics]) -> str:

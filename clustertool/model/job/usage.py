@@ -15,7 +15,7 @@ them, and has the times of lines from them. Of a job of weeks some thousand line
 exact for old output.
 
 metrics.jsonl has a line [time, log, numbers] when a number has changed that the rank of this log prints, at most one in 2 s:
-Metrics.as_row() of model/job/progress.py. `inv metrics` and the report have their curves from them.
+the values of Metrics (model/job/progress.py). `inv metrics` and the report have their curves from them.
 """
 
 from __future__ import annotations

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Dict, List, Optional, Tuple, TypedDict
 
 from clustertool.model import field_types as fields
 from clustertool.model.facts import ContainerFacts, Facts
+from clustertool.model.job.progress import Metrics
 from clustertool.model.job.stacks import ProcessSample
 from clustertool.model.job.state_names import NODE_ANSWERS, JobState, RankState, StartReason
 from clustertool.model.shape import one_of
@@ -93,13 +94,11 @@ class BasesAnswer(Answer):
     bases: fields.PerNode[fields.BaseName]
 
 
-class MetricsAnswer(Answer, total=False):
-    """The numbers that ranks have printed: of STATUS the newest ones of each rank, of METRICS their curves."""
-
-    metrics: Annotated[List[fields.RankMetrics], 250_000]
+# The numbers that a rank had printed in an attempt by a time.
+RankMetrics = Tuple[fields.Role, fields.Rank, fields.AttemptNumber, fields.Time, Metrics]
 
 
-class StatusAnswer(MetricsAnswer):
+class StatusAnswer(Answer):
     """What a node knows of one job: its events, and its processes as they are now."""
 
     node: fields.NodeIndex
@@ -110,6 +109,7 @@ class StatusAnswer(MetricsAnswer):
     usage: Annotated[Dict[fields.Label, Tuple[float, int]], 100_000]  # by pid, CPU seconds and resident bytes
     unknown: str  # why the state is
     output: fields.PerRank[fields.RankOutput]
+    metrics: Annotated[List[RankMetrics], 250_000]  # the newest ones of each rank, of a report their curves
 
 
 class MachineCurve(TypedDict):
@@ -342,7 +342,7 @@ class _SampleDetails(TypedDict, total=False):
     seconds: float  # of CPU time
     memory: int  # resident bytes
     quiet: float  # seconds since it printed
-    metrics: fields.MetricsRow
+    metrics: Metrics
 
 
 class RankSample(RankName, _SampleDetails):

@@ -76,7 +76,7 @@ class _News(TypedDict, total=False):
     """What a beat of a node may have besides."""
 
     ranks: List[Reached]  # how far they are, if that has changed
-    metrics: List[object]  # [role, rank, Metrics.as_row()], with METRICS_FILE, if they have changed
+    metrics: List[object]  # [role, rank, values of Metrics], with METRICS_FILE, if they have changed
     quiet: float  # seconds for which its running trainers have made no progress
     bye: bool  # the supervisor has the outcome and leaves
 

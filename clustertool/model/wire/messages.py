@@ -109,9 +109,6 @@ STATUS: Kind[requests.JobRequest, answers.StatusAnswer] = Kind(
 REPORT: Kind[requests.ReportRequest, answers.ReportAnswer] = Kind(
     "report", "jobs.job_report:report", limit=32 << 20, long=True, of_records=True
 )
-METRICS: Kind[requests.ReportRequest, answers.MetricsAnswer] = Kind(
-    "metrics", "jobs.job_report:metrics", limit=32 << 20, long=True, of_records=True
-)
 TAIL: Kind[requests.TailRequest, answers.TailAnswer] = Kind("tail", "jobs.job_report:tail", of_records=True)
 LIST_FILES: Kind[requests.JobRequest, answers.FilesAnswer] = Kind(
     "files", "jobs.job_report:list_files", limit=16 << 20, long=True, of_records=True

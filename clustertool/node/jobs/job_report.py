@@ -9,7 +9,8 @@ import contextlib
 import json
 import os
 import time
-from typing import TYPE_CHECKING, Dict, Iterator, List, Mapping, Sequence, Tuple
+from itertools import groupby
+from typing import TYPE_CHECKING, Dict, List, Mapping, Sequence, Tuple, cast
 
 from clustertool.errors import NotFound
 from clustertool.model.job import usage
@@ -19,6 +20,7 @@ from clustertool.model.job.progress import NOTHING, Metrics, find_metrics
 from clustertool.model.job.state import ranks_of
 from clustertool.model.job.state_names import RankState
 from clustertool.model.paths import CUT, OURS, JobPaths
+from clustertool.model.shape import to_plain
 from clustertool.node.jobs import rank_log
 from clustertool.node.jobs.queries import record_of
 from clustertool.node.jobs.rank_log import RankLog, last_lines, progress
@@ -28,7 +30,7 @@ from clustertool.node.system import processes
 from clustertool.node.system.node_context import NodeContext, step
 
 if TYPE_CHECKING:
-    from clustertool.model.field_types import RankMetrics, RankOutput
+    from clustertool.model.field_types import RankOutput
     from clustertool.model.wire import agent_answers as answers
     from clustertool.model.wire import agent_requests as requests
 
@@ -44,7 +46,6 @@ _NEWEST = 1 << 17  # bytes of metrics.jsonl in which the newest numbers of ranks
 _FEW = 5  # newest different losses of a rank
 _ATTEMPTS = 100  # of a rank, the newest ones
 _ROWS = 150_000  # of all ranks in an answer
-_Attempt = Tuple[str, int, int]  # role, rank, number
 
 
 def status(node: NodeContext, request: requests.JobRequest) -> answers.StatusAnswer:
@@ -55,15 +56,16 @@ def status(node: NodeContext, request: requests.JobRequest) -> answers.StatusAns
     return _collect_status(record_of(node, request["job"]))
 
 
-def _collect_status(record: Record) -> answers.StatusAnswer:
+def _collect_status(record: Record, points: int = 0) -> answers.StatusAnswer:
     """Collect the answer of status(): a record's events, heartbeat and output, and the usage of its ranks' main processes.
 
-    {node, dir, heartbeat, events, output, metrics, supervised, unknown, usage: {pid: (CPU seconds, bytes)}}.
+    {node, dir, heartbeat, events, output, metrics, supervised, unknown, usage: {pid: (CPU seconds, bytes)}}. points: see
+    _read_output().
     """
     events = record.events() or [record.first_event()]
     ranks = ranks_of(events)
     started = [processes.Process(rank.pid, rank.start) for rank in ranks if rank.pid and record.here]
-    output, rows = _read_output(record, ranks)
+    output, rows = _read_output(record, ranks, points)
     living = [(process.pid, processes.stat(process.pid)) for process in started if processes.alive(process)]
     return {
         "node": record.node,
@@ -81,42 +83,8 @@ def _collect_status(record: Record) -> answers.StatusAnswer:
 def report(node: NodeContext, request: requests.ReportRequest) -> answers.ReportAnswer:
     """Collect what status() answers, and curves of usage, ends of logs, and the commands and policy of the job."""
     record = record_of(node, request["job"])
-    found = _collect_status(record)
+    found = _collect_status(record, request["points"])
     return {**found, "now": time.time(), **_summarize_usage(record, ranks_of(found["events"]), request["points"])}
-
-
-def metrics(node: NodeContext, request: requests.ReportRequest) -> answers.MetricsAnswer:
-    """Collect the numbers that each rank has printed in each attempt, at most `points` of an attempt, the newest included.
-
-    Raises NotFound without the job or its directory, PreflightError if its record is unusable.
-    """
-    record = record_of(node, request["job"])
-    ranks = ranks_of(record.events())
-    found: Dict[_Attempt, List[Tuple[float, Metrics]]] = {}
-    with files.closing(files.open_job_dir(record.paths.dir)) as job:
-        for attempt, t, numbers in _recorded_metrics(job, ranks):
-            found.setdefault(attempt, []).append((t, numbers))
-    newest = {row[:3]: row for row in _read_output(record, ranks)[1]}
-    for attempt, (*_, t, row) in newest.items():
-        rows = found.setdefault(attempt, [])
-        if not rows or rows[-1][1].as_row() != row:  # the last record does not have it
-            rows.append((t, Metrics.of_row(row)))
-    most = max(1, min(request["points"], _ROWS // max(1, len(found))))
-    for attempt, rows in found.items():
-        found[attempt] = rows[:: len(rows) // -most][::-1]  # from the newest one
-    return {"metrics": [(*attempt, t, one.as_row()) for attempt, rows in found.items() for t, one in rows]}
-
-
-def _recorded_metrics(
-    job: int, ranks: Sequence[ProcessStatus], most: int = -1
-) -> Iterator[Tuple[_Attempt, float, Metrics]]:
-    """Yield the recorded numbers of attempts of these ranks, with their times. most: see rank_log.metrics()."""
-    newest = [(rank.key, max(0, rank.attempt - _ATTEMPTS), rank.attempt + 1) for rank in ranks]
-    attempts = [(*key, number) for key, low, high in newest for number in range(low, high)]
-    logs = {JobPaths.log(*attempt): attempt for attempt in attempts}
-    for t, log, numbers in rank_log.metrics(job, most):
-        if log in logs:
-            yield logs[log], t, numbers
 
 
 def tail(node: NodeContext, request: requests.TailRequest) -> answers.TailAnswer:
@@ -286,31 +254,41 @@ def _read_plan(job: int) -> answers.JobPlan:
     return {"policy": spec["policy"], "work_dir": spec["work_dir"], "processes": ranks}
 
 
-def _add_loss(rows: List[Tuple[float, Metrics]], t: float, numbers: Metrics) -> None:
-    """Add a record; keep the newest of those with the same loss, and the newest five."""
-    same = bool(rows) and rows[-1][1].loss == numbers.loss
-    rows[:] = [*rows[: -1 if same else None], (t, numbers)][-_FEW:]
+def _read_output(
+    record: Record, ranks: Sequence[ProcessStatus], points: int
+) -> Tuple[List[RankOutput], List[answers.RankMetrics]]:
+    """Read the progress of each rank that was started, by its last attempt's log, and the numbers of ranks: (output, metrics).
 
-
-def _read_output(record: Record, ranks: Sequence[ProcessStatus]) -> Tuple[List[RankOutput], List[RankMetrics]]:
-    """Read the progress of each rank that was started, from its last attempt's log, and its newest numbers: (output, metrics).
-
-    Of a rank, up to five records of numbers, with different losses; the last one is the newest and includes what the log has.
-    The times are those of the last write. Ranks whose log cannot be read are left out.
+    The time of an output is that of the last write. Ranks whose log cannot be read are left out. points: how many numbers of an
+    attempt there may be, the newest included; 0: of the last attempts, up to five with different losses.
     """
     output: List[RankOutput] = []
-    rows: List[RankMetrics] = []
+    known: Dict[str, List[Tuple[float, Metrics]]] = {}
     with contextlib.suppress(NotFound):  # a program has removed the directory
         with files.closing(files.open_job_dir(record.paths.dir)) as job:
-            known: Dict[_Attempt, List[Tuple[float, Metrics]]] = {}
-            for attempt, t, numbers in _recorded_metrics(job, ranks, _NEWEST):
-                _add_loss(known.setdefault(attempt, []), t, numbers)
+            for t, log, numbers in rank_log.metrics(job, -1 if points else _NEWEST):
+                known.setdefault(log, []).append((t, numbers))
             for rank in filter(lambda rank: rank.pid, ranks):
-                now = progress(job, record.paths.log(*rank.key, rank.attempt), _PIECE)
+                log = record.paths.log(*rank.key, rank.attempt)
+                now = progress(job, log, _PIECE)
                 if now is not None:
                     output.append((*rank.key, *now[:3]))
-                    attempt = (*rank.key, rank.attempt)
-                    its = known.get(attempt, [])
-                    _add_loss(its, now.output, now.numbers.after(its[-1][1] if its else NOTHING))
-                    rows += [(*attempt, t, one.as_row()) for t, one in its]
-    return output, rows
+                    its = known.setdefault(log, [])
+                    before = its[-1][1] if its else NOTHING
+                    newest = now.numbers.after(before)
+                    if not its or newest != before:  # the last record does not have it
+                        its.append((now.output, newest))
+    first = [(rank, max(0, rank.attempt - _ATTEMPTS) if points else rank.attempt) for rank in ranks]
+    attempts = [(*rank.key, number) for rank, low in first for number in range(low, rank.attempt + 1)]
+    found = {attempt: known[JobPaths.log(*attempt)] for attempt in attempts if JobPaths.log(*attempt) in known}
+    most = max(1, min(points, _ROWS // max(1, len(found))))
+    return output, [
+        (*attempt, t, cast("Metrics", to_plain([*numbers])))
+        for attempt, rows in found.items()
+        for t, numbers in (_newest_losses(rows) if not points else rows[:: len(rows) // -most][::-1])
+    ]
+
+
+def _newest_losses(rows: Sequence[Tuple[float, Metrics]]) -> List[Tuple[float, Metrics]]:
+    """Return the newest of those records with the same loss, of the newest five losses."""
+    return [[*same][-1] for _, same in groupby(rows, lambda row: row[1].loss)][-_FEW:]

@@ -16,9 +16,10 @@ from clustertool.errors import NotFound
 from clustertool.model.elastic.membership import Membership
 from clustertool.model.job.attempts import ProcessStatus
 from clustertool.model.job.node_status import NodeStatus
-from clustertool.model.job.progress import NOTHING, find_metrics
+from clustertool.model.job.progress import NOTHING, Metrics, find_metrics
 from clustertool.model.job.state import JobStatus
 from clustertool.model.job.state_names import RankState
+from clustertool.model.shape import to_plain
 from clustertool.model.wire.record_lines import read_events
 from clustertool.node.devices import read
 from clustertool.node.jobs.rank_log import end_of
@@ -194,13 +195,14 @@ class _SampledJob:
         living = found is not None and "seconds" in shown and found.state not in "ZX"
         if rank.state.alive and not living and not self.record.supervised(self._here):
             shown["state"] = RankState.LOST  # its machine has crashed since
-        shown["line"], written, shown["metrics"] = _last_line(self.record.paths.dir, rank.log)
+        shown["line"], written, numbers = _last_line(self.record.paths.dir, rank.log)
+        shown["metrics"] = to_plain(numbers)
         if written and (shown["state"] is RankState.LOST or shown["state"].alive):
             shown["quiet"] = round(max(0.0, time.time() - written), 1)
         return cast("RankSample", shown)
 
 
-def _last_line(job_dir: str, log: str) -> Tuple[str, float, List[object]]:
+def _last_line(job_dir: str, log: str) -> Tuple[str, float, Metrics]:
     """Read the last line of a log that is not empty, of a progress bar its last state; when it was written; and its numbers.
 
     Reads 2 KiB, and returns 160 characters at most; ("", 0.0, no numbers) if there is no log or it cannot be read.
@@ -210,5 +212,5 @@ def _last_line(job_dir: str, log: str) -> Tuple[str, float, List[object]]:
             data, written = end_of(job, log, _TAIL)
         text = data.decode("utf-8", "backslashreplace")
         lines = [line.strip() for line in text.replace("\r", "\n").split("\n")]
-        return next((line for line in reversed(lines) if line), "")[:_LINE], written, find_metrics(text).as_row()
-    return "", 0.0, NOTHING.as_row()
+        return next((line for line in reversed(lines) if line), "")[:_LINE], written, find_metrics(text)
+    return "", 0.0, NOTHING

@@ -18,6 +18,7 @@ from typing import Any, Dict, Iterator, NamedTuple, Optional, Tuple
 
 from clustertool.model.job.progress import NOTHING, Metrics, find_metrics
 from clustertool.model.paths import CUT, METRICS, OURS, JobPaths
+from clustertool.model.shape import read
 from clustertool.node.storage import files
 from clustertool.node.system import mounts
 
@@ -228,7 +229,7 @@ def metrics(job: int, most: int = -1) -> Iterator[Tuple[float, str, Metrics]]:
     """
     for t, name, row in _records_of_logs(job, METRICS, most):
         with contextlib.suppress(ValueError, TypeError, OverflowError):
-            yield t, name, Metrics.of_row(row)
+            yield t, name, read(Metrics, row)
 
 
 def _records_of_logs(job: int, name: str, most: int = -1) -> Iterator[Tuple[float, str, Any]]:

@@ -41,6 +41,7 @@ from clustertool.model.job.outcome import Key
 from clustertool.model.job.progress import NOTHING, Metrics, StepRate, prometheus_text
 from clustertool.model.job.usage import CardUsage, RankUsage, UsageLine
 from clustertool.model.paths import METRICS, OURS, JobPaths
+from clustertool.model.shape import to_plain
 from clustertool.node.devices import detect, nvml, vendor_tools
 from clustertool.node.jobs.descendants import Descendants
 from clustertool.node.jobs.rank_log import progress
@@ -346,8 +347,8 @@ class RankMetrics:
         if attempt is None or attempt.log != log:
             attempt = self._attempts[key] = _AttemptMetrics(log)
         known = attempt.add(t, found)
-        row = known.as_row()  # in which a NaN is equal to another
-        if row != self.newest.get(key, NOTHING).as_row():
+        row = to_plain([*known])  # in which a NaN is equal to another
+        if row != to_plain([*self.newest.get(key, NOTHING)]):
             self.newest = {**self.newest, key: known}
             self._book.write(t, [round(t, 2), log, row])
 

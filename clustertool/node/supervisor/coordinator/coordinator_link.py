@@ -16,6 +16,7 @@ from clustertool.model.elastic.lease import Lease
 from clustertool.model.job.outcome import Key, Outcome, RankExit, describe_coordinator
 from clustertool.model.job.progress import Metrics
 from clustertool.model.job.state_names import JobState
+from clustertool.model.shape import to_plain
 from clustertool.model.wire.coordinator_messages import Incarnation, is_of_earlier_epoch, read_incarnation
 from clustertool.model.wire.frames import Header
 from clustertool.node.system import tls_link
@@ -442,7 +443,7 @@ class CoordinatorClient(CoordinatorLink):
             message["quiet"] = round(self.quiet, 1)
         if self.metrics is not self._sent_metrics:
             self._sent_metrics = self.metrics
-            message["metrics"] = [[*key, one.as_row()] for key, one in [*self.metrics.items()][:_MOST_RANKS]]
+            message["metrics"] = [[*key, to_plain([*one])] for key, one in [*self.metrics.items()][:_MOST_RANKS]]
         wire.send(self._stamped(message if self.lease is None else self.lease.stamp(message)))
         wire.flush()
         self._beat_at = now + tls_link.heartbeat_interval(self._loss_timeout)

@@ -388,7 +388,7 @@ class CoordinatorServer(CoordinatorLink):
                 member.ranks = self._read_progress(node, message["ranks"])
             for role, rank, row in message.get("metrics", ()):
                 if (role, rank) in self._state.shape.on(node):
-                    self.other_metrics[role, rank] = Metrics.of_row(row)
+                    self.other_metrics[role, rank] = read(Metrics, row)
             if "quiet" in message and self._hang is not None:
                 self._hang.note_quiet(node, _finite(message["quiet"]) or 0.0, self._clock.now)
             if "beat" in message:
