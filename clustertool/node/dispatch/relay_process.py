@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import socket
 import traceback
-from typing import TYPE_CHECKING, Dict, List, NoReturn, Optional
+from functools import partial
+from typing import TYPE_CHECKING, Dict, List, Optional
 
 from clustertool.errors import ClustertoolError, as_wire
 from clustertool.model.wire.frames import Decoder, Header, encode
@@ -25,9 +25,7 @@ class RelayProcess:
     def __init__(self, order: RelayRequest, root: str) -> None:
         self._socket, theirs = socket.socketpair()
         self._decoder = Decoder()
-        self._pid = os.fork()
-        if self._pid == 0:
-            _run_relay(theirs, order, root)
+        self._pid = processes.fork(partial(_run_relay, theirs, order, root), theirs.fileno(), quiet=True)
         theirs.close()
 
     def fileno(self) -> int:
@@ -62,14 +60,12 @@ class RelayProcess:
         processes.reap(self._pid, _END)
 
 
-def _run_relay(control: socket.socket, order: RelayRequest, root: str) -> NoReturn:
-    """Run the relay in the child until it ends, report an error to the agent, and exit.
+def _run_relay(control: socket.socket, order: RelayRequest, root: str) -> None:
+    """Run the relay in the child until it ends, and report an error to the agent.
 
     No descriptor of the agent's stays open: the relay must see the agent go, and ssh must not wait for it.
     """
     try:
-        null = os.open(os.devnull, os.O_RDWR)
-        processes.detach(control.fileno(), stdio=(null, null, null))
         processes.set_name("ct-relay")
         control.setblocking(False)
         relay = Relay(control, order, root)
@@ -81,8 +77,6 @@ def _run_relay(control: socket.socket, order: RelayRequest, root: str) -> NoRetu
         _report_failure(control, as_wire(error))
     except Exception:  # noqa: BLE001 - the outermost boundary of this process: an unexpected error is reported as a bug
         _report_failure(control, {"kind": "InternalError", "what": traceback.format_exc(limit=-4), "fix": ""})
-    finally:
-        processes.leave(0)
 
 
 def _report_failure(control: socket.socket, error: Dict[str, str]) -> None:

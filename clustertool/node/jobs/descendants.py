@@ -50,11 +50,9 @@ class Descendants:
 
         Record new ones, drop dead others.
         """
-        found = processes.descendants(self.head.pid)
         APART.intersection_update(processes.children(self.head.pid) if APART else ())
-        below = (process.pid for pid in APART for process in processes.descendants(pid))  # read later than all
-        apart = self.spare.union(APART, below)
-        found = [process for process in found if process.pid not in apart]
+        below = processes.descendants(self.head.pid, APART)
+        found = [process for process in below if process.pid not in self.spare]
         self.others = {process for process in self.others if processes.alive(process)}
         for other in self.others.difference(found):
             found += [other, *processes.descendants(other.pid)]

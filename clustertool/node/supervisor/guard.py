@@ -15,6 +15,7 @@ import os
 import select
 import signal
 import socket
+from functools import partial
 from typing import TYPE_CHECKING, Callable, List, Optional, Sequence, Tuple
 
 from clustertool.model.wire.coordinator_messages import Incarnation
@@ -85,12 +86,11 @@ class GuardKeeper:
         with theirs:
             ours.setblocking(False)
             try:
-                self.pid = os.fork()
+                watch = partial(run, theirs, self._family.head, self._spec, self._job, self.spared, self._lease_end)
+                self.pid = processes.fork(watch, theirs.fileno(), self._job, *self.inherited)
             except OSError:
                 ours.close()
                 raise
-            if self.pid == 0:
-                self._become_guard(theirs)
         self.sock = ours
         self._family.spare.add(self.pid)
         self._received = self._clock.turn()
@@ -156,14 +156,6 @@ class GuardKeeper:
         processes.reap(self.pid, _FAREWELL)
         self.sock.close()
         self.pid, self.sock = 0, None
-
-    def _become_guard(self, theirs: socket.socket) -> None:
-        """Detach the forked child from the supervisor's descriptors, run the guard's loop, and exit. Never returns."""
-        try:
-            processes.detach(theirs.fileno(), self._job, *self.inherited)
-            run(theirs, self._family.head, self._spec, self._job, self.spared, self._lease_end)
-        finally:
-            processes.leave(0)
 
 
 class LeaseWatch:

@@ -589,16 +589,15 @@ def fork_helper(family: Descendants, mark: str, kept: int, body: Callable[[], No
 
     The kernel kills it when its parent ends. It closes the supervisor's descriptors, which keep locks and ports, except `kept`.
     """
-    parent, pid = os.getpid(), os.fork()
-    if pid == 0:
-        try:
-            prctl.end_with_parent(signal.SIGKILL)
-            processes.detach(kept)
-            os.environ["CLUSTERTOOL_MARK"] = mark  # for the tools that it runs: a search by mark finds them
-            if os.getppid() == parent:
-                body()
-        finally:
-            processes.leave(0)
+    parent = os.getpid()
+
+    def run() -> None:
+        prctl.end_with_parent(signal.SIGKILL)
+        os.environ["CLUSTERTOOL_MARK"] = mark  # for the tools that it runs: a search by mark finds them
+        if os.getppid() == parent:
+            body()
+
+    pid = processes.fork(run, kept)
     process = processes.identify(pid)
     if process:
         family.add(process)

@@ -159,8 +159,8 @@ def children(pid: int) -> List[int]:
     return found
 
 
-def descendants(pid: int) -> List[Process]:
-    """Find the descendants of a process, zombies included.
+def descendants(pid: int, apart: Iterable[int] = ()) -> List[Process]:
+    """Find the descendants of a process, zombies included, but not those with a pid in `apart`, and what these have started.
 
     The caller is their subreaper, so an orphan never leaves this tree.
     """
@@ -169,7 +169,7 @@ def descendants(pid: int) -> List[Process]:
     while todo:
         child = todo.pop()
         process = identify(child)
-        if process:
+        if process and child not in apart:
             found.append(process)
             todo += children(child)
     return found
@@ -297,6 +297,21 @@ def set_name(name: str) -> None:
     """Set the name of this process that `ps -o comm` and `top` show; 15 characters count."""
     with contextlib.suppress(OSError), open("/proc/self/comm", "w", encoding="utf-8") as file:
         file.write(name)
+
+
+def fork(body: Callable[[], object], *descriptors: int, quiet: bool = False) -> int:
+    """Fork a child that detaches itself, with these descriptors, calls `body`, and ends. Returns its pid; raises OSError.
+
+    quiet: its stdin, stdout and stderr are /dev/null.
+    """
+    child = os.fork()
+    if child == 0:
+        try:
+            detach(*descriptors, stdio=(os.open(os.devnull, os.O_RDWR),) * 3 if quiet else ())
+            body()
+        finally:
+            leave(0)
+    return child
 
 
 def detach(*descriptors: int, stdio: Sequence[int] = ()) -> None:
