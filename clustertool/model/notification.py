@@ -9,7 +9,6 @@ from typing import Any, List, Mapping, Optional, Sequence, Tuple, TypedDict
 
 from clustertool.model import field_types as fields
 
-About = Tuple[str, str, Optional[int]]  # of a Notification: event, text, code
 _SHORTEST_SECRET = 8  # characters: shorter arguments are common in what programs print
 _ADDRESS = re.compile(r"|https?://[^\s/@]+(/\S*)?|(?!https?:)[a-z][a-z0-9+.-]*://\S+", re.IGNORECASE)
 _RIGHT = 'an address ("https://...", without a user), or a list of arguments: ["/usr/local/bin/notify", "-q"]'
@@ -45,8 +44,8 @@ def scheme(notify: Sequence[str]) -> str:
     return notify[0].partition("://")[0].lower() if notify and "://" in notify[0] else ""
 
 
-def needs_laptop(notify: Sequence[str]) -> bool:
-    """Check whether it is an address of another scheme than HTTP: nodes do not have what can send there (apprise)."""
+def needs_apprise(notify: Sequence[str]) -> bool:
+    """Check whether it is an address of another scheme than HTTP: the standard library cannot send there."""
     return scheme(notify) not in ("", "https", "http")
 
 
@@ -55,18 +54,18 @@ def secret_parts(notify: Sequence[str]) -> List[str]:
     return [one for one in notify if len(one) >= _SHORTEST_SECRET]
 
 
-def describe(kind: str, event: Mapping[str, Any], why: str, names: Sequence[str]) -> Optional[About]:
-    """Describe an event of the coordinator (its type and fields) for a message; None for one that makes no message.
+def describe(kind: str, event: Mapping[str, Any], why: str, names: Sequence[str]) -> Tuple[str, str]:
+    """Return `event` and `text` of the message about an event of the coordinator; both are "" if it makes none.
 
     why: the newest attempt has failed. names: of the nodes, by their ids.
     """
     if kind == "lost":
-        return "loss", f"node {names[event['node']]} is lost: {event['why']}", None
+        return "loss", f"node {names[event['node']]} is lost: {event['why']}"
     if kind == "hang":
-        return "hang", str(event["text"]), None
+        return "hang", str(event["text"])
     if kind == "restart":
-        return "restart", f"attempt {event['attempt']} begins: {why}".rstrip(": "), None
+        return "restart", f"attempt {event['attempt']} begins: {why}".rstrip(": ")
     if kind == "verdict":
         text = f"{event['state']} with exit code {event['code']}: {event['reason']}"
-        return "end" if event["state"] in ("succeeded", "stopped") else "failure", text, event["code"]
-    return None
+        return "end" if event["state"] in ("succeeded", "stopped") else "failure", text
+    return "", ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import signal
@@ -19,7 +20,7 @@ from clustertool.errors import ConfigError
 from clustertool.fleet import notify
 from clustertool.model.config.cluster import read_cluster
 from clustertool.model.masking import mask
-from clustertool.model.notification import Notification, describe, needs_laptop, secret_parts
+from clustertool.model.notification import Notification, describe, needs_apprise, secret_parts
 from clustertool.node.jobs.descendants import APART, Descendants
 from clustertool.node.supervisor import notification_sender, notifier
 from clustertool.node.supervisor.notification_sender import deliver, send_once
@@ -55,16 +56,16 @@ def verdict(state: str, code: int, reason: str) -> dict[str, Any]:
 @pytest.mark.parametrize(
     "kind, event, about",
     [
-        ("verdict", DONE, ("end", "succeeded with exit code 0: all trainers are done", 0)),
-        ("verdict", verdict("stopped", 130, "Ctrl+C"), ("end", "stopped with exit code 130: Ctrl+C", 130)),
-        ("verdict", verdict("failed", 3, "why"), ("failure", "failed with exit code 3: why", 3)),
-        ("verdict", verdict("timeout", 124, "why"), ("failure", "timeout with exit code 124: why", 124)),
-        ("verdict", verdict("lost", 75, "why"), ("failure", "lost with exit code 75: why", 75)),
-        ("lost", {"node": 1, "why": "no heartbeat for 10 s"}, ("loss", "node b is lost: no heartbeat for 10 s", None)),
-        ("restart", {"attempt": 2}, ("restart", "attempt 2 begins: trainer 1 failed", None)),
-        ("started", {"role": "trainer"}, None),
-        ("ended", DONE, None),
-        ("notification", {"event": "end"}, None),
+        ("verdict", DONE, ("end", "succeeded with exit code 0: all trainers are done")),
+        ("verdict", verdict("stopped", 130, "Ctrl+C"), ("end", "stopped with exit code 130: Ctrl+C")),
+        ("verdict", verdict("failed", 3, "why"), ("failure", "failed with exit code 3: why")),
+        ("verdict", verdict("timeout", 124, "why"), ("failure", "timeout with exit code 124: why")),
+        ("verdict", verdict("lost", 75, "why"), ("failure", "lost with exit code 75: why")),
+        ("lost", {"node": 1, "why": "no heartbeat for 10 s"}, ("loss", "node b is lost: no heartbeat for 10 s")),
+        ("restart", {"attempt": 2}, ("restart", "attempt 2 begins: trainer 1 failed")),
+        ("started", {"role": "trainer"}, ("", "")),
+        ("ended", DONE, ("", "")),
+        ("notification", {"event": "end"}, ("", "")),
     ],
 )
 def test_events_of_the_coordinator_make_messages(kind: str, event: dict[str, Any], about: object) -> None:
@@ -72,7 +73,7 @@ def test_events_of_the_coordinator_make_messages(kind: str, event: dict[str, Any
 
 
 def test_a_restart_without_a_known_failure() -> None:
-    assert describe("restart", {"attempt": 1}, "", []) == ("restart", "attempt 1 begins", None)
+    assert describe("restart", {"attempt": 1}, "", []) == ("restart", "attempt 1 begins")
 
 
 def test_what_is_masked() -> None:
@@ -286,12 +287,16 @@ def test_a_laptop_that_is_gone_or_sends_none_is_not_waited_for(
     until(lambda: sorted(receiver.events) == ["end", "restart"], "both came")
 
 
-def test_nodes_cannot_send_to_other_services(tmp_path: Path) -> None:
+def test_a_node_without_apprise_cannot_send_to_other_services(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     one = Coordinator(tmp_path, ["mailtos://ann:word@example.org"])
     one.notifier.note("verdict", DONE)
-    assert not APART
-    sent, event = one.recorded
+    until(lambda: one.appended, "the failure is recorded")
+    (sent,), (event,) = one.recorded, one.appended
     assert (sent["failed"], event["id"]) == ("", sent["id"]) and "no attached laptop" in event["failed"]
+    assert "ann" not in str(event)
 
 
 def test_a_removed_job_and_a_fork_that_fails(
@@ -318,7 +323,7 @@ def test_the_laptop_sends_the_same_message(receiver: Receiver, tmp_path: Path) -
 def test_apprise_sends_to_other_services(receiver: Receiver, capfd: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("apprise")
     address = (f"json://127.0.0.1:{receiver.server_port}/correct-horse-battery",)
-    assert needs_laptop(address) and notify.can_send(address)
+    assert needs_apprise(address) and notify.can_send(address)
     receiver.messages = []
     assert notify.deliver(address, MESSAGE) == ""
     (got,) = receiver.messages
@@ -341,7 +346,7 @@ def test_a_service_that_apprise_does_not_know() -> None:
 
 
 def test_without_the_extra_only_other_services_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(notify.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     checked("https://example.org/x")
     checked("")
     with pytest.raises(ConfigError, match="NOTIFY needs apprise") as caught:

@@ -6,13 +6,13 @@ in time. Each message is sent in a process of its own, which may outlive the sup
 
 from __future__ import annotations
 
-import math
 import os
 import signal
 import time
-from typing import TYPE_CHECKING, Callable, Dict, Mapping, NoReturn, Tuple
+from functools import partial
+from typing import TYPE_CHECKING, Any, Callable, Dict, Mapping, Tuple
 
-from clustertool.model.notification import Notification, describe, needs_laptop
+from clustertool.model.notification import Notification, describe
 from clustertool.node.jobs import records
 from clustertool.node.jobs.descendants import APART
 from clustertool.node.storage import files
@@ -26,7 +26,6 @@ _ATTACHED = 3.0  # seconds since the last notice of an attached laptop, which se
 _CONFIRMED = 10.0  # seconds in which it confirms that it has sent a message
 _LONGEST_TEXT = 1000
 _LONGEST = 110  # seconds that the process which sends may live: three tries and their pauses
-_UNCONFIRMED = "nodes send to https://, http:// and commands only, and no attached laptop has confirmed to have sent it"
 
 
 class Notifier:
@@ -38,22 +37,20 @@ class Notifier:
 
     def __init__(self, spec: Spec, record: Callable[..., None]) -> None:
         self._spec, self._record = spec, record
-        self._notify = spec.get("notify", [])
-        self._names = spec["shape"]["names"] if "shape" in spec else []
         self.offered: Dict[str, Tuple[Notification, float]] = {}  # by id, each with the end of that time
-        self._laptop, self._attached_at = "", -math.inf
+        self._laptop, self._attached_at = "", 0.0
         self._why, self._lost = "", False  # of the newest attempt: why it failed, and whether it has lost a node
 
-    def note(self, kind: str, event: Mapping[str, object]) -> None:
+    def note(self, kind: str, event: Mapping[str, Any]) -> None:
         """Take an event that the coordinator records. If it makes a message, offer that to a laptop, or send it."""
-        about = describe(kind, event, self._why, self._names) if self._notify else None
         self._why = str(event.get("why", "")) if kind == "phase" else self._why
-        if about is None or (kind == "lost" and self._lost):
+        about, text = describe(kind, event, self._why, self._spec["shape"]["names"] if kind == "lost" else ())
+        if not about or not self._spec.get("notify") or (kind == "lost" and self._lost):
             return
         self._lost = kind == "lost"
         job, name, key = self._spec["job"], self._spec["header"]["job_name"], os.urandom(8).hex()
-        text = f"job {name or job}: {about[1]}"[:_LONGEST_TEXT]
-        message = Notification(id=key, event=about[0], job=job, name=name, text=text, code=about[2])
+        text = f"job {name or job}: {text}"[:_LONGEST_TEXT]
+        message = Notification(id=key, event=about, job=job, name=name, text=text, code=event.get("code"))
         laptop = self._laptop if time.monotonic() - self._attached_at < _ATTACHED else ""
         self._record("notification", **message, laptop=laptop, failed="")
         if laptop:
@@ -74,14 +71,11 @@ class Notifier:
 
     def _send(self, message: Notification) -> None:
         """Start the process that sends a message, or record why that is not possible."""
-        why = _UNCONFIRMED
-        if not needs_laptop(self._notify):
-            try:
-                APART.add(os.fork() or _become_sender(self._spec, message))
-                return
-            except OSError as error:
-                why = f"no process can be started: {error.strerror}"
-        self._record("notification", **message, laptop="", failed=why)
+        try:
+            APART.add(processes.fork(partial(_deliver, self._spec, message), quiet=True))
+        except OSError as error:
+            why = f"no process can be started: {error.strerror}"
+            self._record("notification", **message, laptop="", failed=why)
 
 
 def end_senders() -> None:
@@ -91,16 +85,12 @@ def end_senders() -> None:
         processes.reap(APART.pop(), max(0.0, end - time.monotonic()))
 
 
-def _become_sender(spec: Spec, message: Notification) -> NoReturn:
-    """Detach this forked child from the supervisor, send the message, record it if that fails, and exit."""
-    try:
-        processes.detach(stdio=(os.open(os.devnull, os.O_RDWR),) * 3)
-        processes.set_name("ct-notify")
-        signal.alarm(_LONGEST)  # a resolver of names may wait for longer than the limit of a try
-        why = load_on_demand("supervisor.notification_sender:deliver")(spec["notify"], message)
-        if why:
-            with files.closing(files.open_job_dir(spec["job_dir"])) as job:
-                failed = {**message, "laptop": "", "failed": why}
-                records.append_event(job, "notification", failed, make=False, durable=False)
-    finally:
-        processes.leave(0)
+def _deliver(spec: Spec, message: Notification) -> None:
+    """Send the message, in its process, and record it if that fails."""
+    processes.set_name("ct-notify")
+    signal.alarm(_LONGEST)  # a resolver of names may wait for longer than the limit of a try
+    why = load_on_demand("supervisor.notification_sender:deliver")(spec["notify"], message)
+    if why:
+        with files.closing(files.open_job_dir(spec["job_dir"])) as job:
+            failed = {**message, "laptop": "", "failed": why}
+            records.append_event(job, "notification", failed, make=False, durable=False)
