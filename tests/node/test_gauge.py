@@ -153,7 +153,7 @@ def test_a_restart_waits_until_the_memory_of_the_cards_is_free(bench: Bench, dri
     (job.dir() / "go").touch()
     (event,) = job.until("memory-in-use")
     assert (event["devices"], event["used"], event["seconds"]) == ([0], 3000 * MIB, 60)
-    job.nodes[0].ask("attached", job=job.id)  # the supervisor answers
+    job.nodes[0].ask("attached", job=job.id, laptop="", notified="")  # the supervisor answers
     assert len(job.events(0, "started")) == 1, "that of the first attempt"
     driver.runs()
     job.until("started", count=2)
