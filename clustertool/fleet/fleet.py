@@ -22,7 +22,7 @@ from clustertool.model.config.cluster import Cluster
 from clustertool.model.config.hosts import Host
 from clustertool.model.wire.agent_answers import Answer, DevicesAnswer, StopAnswer
 from clustertool.model.wire.agent_requests import StopHow
-from clustertool.model.wire.messages import DEVICES, NVML_MODULE, Answered, Request, stop_request
+from clustertool.model.wire.messages import DEVICES, SEND_FILE, Answered, Request, stop_request
 from clustertool.ssh.channel import seconds_for
 from clustertool.ssh.parallel import Gathered, ParallelWork, each
 from clustertool.ssh.prompter import Person, Prompter
@@ -430,5 +430,9 @@ def devices_of(fleet: Fleet, nodes: Iterable[int] | None = None) -> Gathered[Dev
 
 def module_request() -> Request[Answer]:
     """Build the request that brings the NVML module to a node which needs it."""
-    digest, data = node_bundle.nvml()
-    return NVML_MODULE({"nvml": digest, "data": base64.b64encode(data).decode()})
+    return file_request("nvml", *node_bundle.nvml())
+
+
+def file_request(kind: str, digest: str, packed: bytes) -> Request[Answer]:
+    """Build the request that brings a file to a node, which keeps it by its digest. packed: zlib."""
+    return SEND_FILE({"kind": kind, "digest": digest, "data": base64.b64encode(packed).decode()})

@@ -6,7 +6,6 @@ machine. A node keeps it by its digest; without a network, nodes use what they h
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import subprocess
 import sys
@@ -18,10 +17,10 @@ from pathlib import Path
 
 from clustertool.errors import ClustertoolError, PreflightError
 from clustertool.fleet import this_user
-from clustertool.fleet.fleet import Fleet
+from clustertool.fleet.fleet import Fleet, file_request
 from clustertool.fleet.node_bundle import digest_of
 from clustertool.model.wire.agent_answers import StackToolAnswer
-from clustertool.model.wire.messages import STACK_TOOL, STACK_TOOLS
+from clustertool.model.wire.messages import STACK_TOOLS
 from clustertool.ssh.parallel import in_background
 
 # Of an ELF file, by the name of the machine.
@@ -59,8 +58,8 @@ def prepare(fleet: Fleet, found: Mapping[int, StackToolAnswer]) -> tuple[dict[in
             continue
         digest = digest_of(program)
         lacking = [node for node in nodes if program and digest not in found[node]["kept"]]
-        packed = base64.b64encode(zlib.compress(program)).decode() if lacking else ""
-        sent = fleet.ask({node: STACK_TOOL({"digest": digest, "data": packed}) for node in lacking}, timeout=300.0)
+        request = file_request("py-spy", digest, zlib.compress(program) if lacking else b"")
+        sent = fleet.ask(dict.fromkeys(lacking, request), timeout=300.0)
         reasons.update((node, f"{error.what} ({error.fix})") for node, error in sent.failed.items())
         tools.update(dict.fromkeys([node for node in nodes if program and node not in sent.failed], digest))
     return tools, reasons

@@ -36,7 +36,7 @@ def node_with(bench: Bench, driver: Driver, kind: str = "auto", python: str = sy
     """A node with a driver, to which the module has been sent, as `run` does."""
     node = bench.nodes(1, python=python, env={"LD_LIBRARY_PATH": str(driver.folder)}, DEVICE_KIND=kind)[0]
     digest, data = node_bundle.nvml()
-    node.ask("module", nvml=digest, data=base64.b64encode(data).decode())
+    node.ask("file", kind="nvml", digest=digest, data=base64.b64encode(data).decode())
     return node
 
 

@@ -35,7 +35,7 @@ def sample(node: Node) -> dict[str, Any]:
     digest, data = node_bundle.nvml()
     answer = node.ask("devices", nvml=digest)
     if "need" in answer:
-        node.ask("module", nvml=digest, data=base64.b64encode(data).decode())
+        node.ask("file", kind="nvml", digest=digest, data=base64.b64encode(data).decode())
         answer = node.ask("devices", nvml=digest)
     return answer
 
@@ -121,7 +121,7 @@ def test_a_module_that_was_changed_on_the_node_is_not_run(bench: Bench, driver: 
     assert len(sample(node)["devices"]) == 8
     for wrong in (data[:-1] + b"!", zlib.compress(b"other"), b""):
         with pytest.raises(PreflightError, match="damaged"):
-            node.ask("module", nvml=digest, data=base64.b64encode(wrong).decode())
+            node.ask("file", kind="nvml", digest=digest, data=base64.b64encode(wrong).decode())
 
 
 @pytest.mark.skipif(os.getuid() == 0, reason="root can write everywhere")

@@ -89,7 +89,7 @@ def rank(text: str, python: str = sys.executable) -> list[str]:
 def send(node: Node, program: bytes) -> str:
     """The digest by which the node keeps a program."""
     digest = digest_of(program)
-    node.ask("stack-tool", digest=digest, data=base64.b64encode(zlib.compress(program)).decode())
+    node.ask("file", kind="py-spy", digest=digest, data=base64.b64encode(zlib.compress(program)).decode())
     return digest
 
 
@@ -256,9 +256,9 @@ def test_what_is_not_py_spy_is_not_kept(bench: Bench, py_spy: bytes, tmp_path: P
     (node,) = bench.nodes(1, env={"HOME": str(tmp_path)})
     for data in ("", "AAAA", base64.b64encode(zlib.compress(b"other")).decode()):
         with pytest.raises(PreflightError, match="arrived damaged"):
-            node.ask("stack-tool", digest=digest_of(py_spy), data=data)
+            node.ask("file", kind="py-spy", digest=digest_of(py_spy), data=data)
     tool = send(node, py_spy)
-    (kept,) = tmp_path.glob(".cache/clustertool/py-spy-*")
+    (kept,) = tmp_path.glob(".cache/clustertool/py-spy-*/py-spy")
     assert (kept.stat().st_mode & 0o777, hashlib.sha256(kept.read_bytes()).hexdigest()[:32]) == (0o700, tool)
     kept.chmod(0o770)  # another user of the group could have changed it
     assert node.ask("stack-tools")["kept"] == []

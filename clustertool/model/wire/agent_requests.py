@@ -227,17 +227,12 @@ class GlanceRequest(DevicesRequest):
     job: str
 
 
-class ModuleRequest(DevicesRequest):
-    """Store the NVML module."""
+class SentFileRequest(TypedDict):
+    """Store a file by its digest: the NVML module, or py-spy."""
 
-    data: str  # the NVML module, compressed with zlib, in base64
-
-
-class StackToolRequest(TypedDict):
-    """Store py-spy."""
-
+    kind: str  # "nvml", "py-spy"
     digest: str
-    data: str  # the program, compressed with zlib, in base64
+    data: str  # compressed with zlib, in base64
 
 
 class StacksRequest(StacksWanted):

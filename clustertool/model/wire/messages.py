@@ -159,10 +159,9 @@ LINK_SEND: Kind[requests.SendRequest, answers.SpeedAnswer] = Kind("link-send", "
 LINK_CLOSE: Kind[requests.NoFields, answers.Answer] = Kind("link-close", "probe.link_test:close_ports")
 DEVICES: Kind[requests.DevicesRequest, answers.DevicesAnswer] = Kind("devices", "devices.read:answer", limit=4 << 20)
 SAMPLE: Kind[requests.GlanceRequest, answers.GlanceAnswer] = Kind("glance", "jobs.live_sample:glance", limit=4 << 20)
-NVML_MODULE: Kind[requests.ModuleRequest, answers.Answer] = Kind("module", "devices.nvml:receive_module")
+SEND_FILE: Kind[requests.SentFileRequest, answers.Answer] = Kind("file", "devices.sent_files:receive")
 
-STACK_TOOLS: Kind[requests.NoFields, answers.StackToolAnswer] = Kind("stack-tools", "jobs.stack_sampler:tools")
-STACK_TOOL: Kind[requests.StackToolRequest, answers.Answer] = Kind("stack-tool", "jobs.stack_sampler:keep_tool")
+STACK_TOOLS: Kind[requests.NoFields, answers.StackToolAnswer] = Kind("stack-tools", "devices.sent_files:list_tools")
 STACKS: Kind[requests.StacksRequest, answers.StacksAnswer] = Kind("stacks", "jobs.stack_sampler:stacks", limit=64 << 20)
 
 # -- jobs in the queue of a scheduler: see node/storage/submissions.py

@@ -18,7 +18,6 @@ from clustertool.node.system import programs, users
 T = TypeVar("T")
 
 LIBRARY = "libnvidia-ml.so.1"
-MODULE = "nvml-"
 _HYGON = 0x1D94  # PCI vendor
 _HYGON_HOME = "/opt/hyhal"
 _WSL = "/usr/lib/wsl/lib"
@@ -94,19 +93,10 @@ def place() -> str:
     return os.path.join(users.home() or "/", ".cache", "clustertool")
 
 
-def keep(path: str, data: bytes, mode: int = 0o600) -> None:
-    """Write a file below place() at once, and make its folder. Raises OSError."""
-    part = f"{path}.{os.getpid()}.{os.uname().nodename}"
-    os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
-    with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, mode), "wb") as file:
-        file.write(data)
-    os.replace(part, path)
-
-
-def modules() -> List[str]:
-    """List the digests of the NVML modules that are kept here, from the names of their folders alone."""
+def sent(kind: str) -> List[str]:
+    """List the digests of the files of a kind that are kept here, from the names of their folders alone."""
     with contextlib.suppress(OSError):
-        return [name[len(MODULE) :] for name in os.listdir(place()) if name.startswith(MODULE)]
+        return [name[len(kind) + 1 :] for name in os.listdir(place()) if name.startswith(f"{kind}-")]
     return []
 
 

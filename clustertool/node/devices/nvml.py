@@ -5,22 +5,13 @@ A value that a card or a driver does not have is None and never an error. A card
 
 from __future__ import annotations
 
-import base64
 import contextlib
-import hashlib
 import importlib.util
 import os
 import sys
-import zlib
-from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
-from clustertool.errors import PreflightError
-from clustertool.node.devices import detect
-from clustertool.node.system.node_context import NodeContext
-
-if TYPE_CHECKING:
-    from clustertool.model.wire.agent_answers import Answer
-    from clustertool.model.wire.agent_requests import ModuleRequest
+from clustertool.node.devices import detect, sent_files
 
 Library = Any  # the module pynvml, which has no types
 Handle = Any  # a pointer of the library
@@ -38,52 +29,19 @@ _HARMLESS = ("NOT_SUPPORTED", "FUNCTION_NOT_FOUND", "NO_PERMISSION", "NOT_FOUND"
 _COMPUTE = {0: "default", 1: "exclusive thread", 2: "prohibited", 3: "exclusive process"}
 _END = 2.0  # seconds for NVML to end
 _modules: Dict[str, Any] = {}  # digest -> the loaded module, NVML begun
-_kept: Dict[str, bytes] = {}  # what could not be written anywhere
-
-
-def _path(digest: str) -> str:
-    """Return the path of the file of the module with this digest."""
-    return os.path.join(detect.place(), f"{detect.MODULE}{digest}", "pynvml.py")
-
-
-def receive_module(node: NodeContext, request: ModuleRequest) -> Answer:
-    """Store the module that the laptop sent, base64 of zlib. Raises PreflightError if its digest is another one."""
-    packed = b""
-    with contextlib.suppress(ValueError):
-        packed = base64.b64decode(request["data"])
-    keep_module(request["nvml"], packed)
-    return {}
-
-
-def keep_module(digest: str, packed: bytes) -> None:
-    """Store a module on the disk, else in memory. `packed`: zlib. Raises PreflightError if its digest is another one."""
-    data = b""
-    with contextlib.suppress(zlib.error):
-        data = zlib.decompress(packed)
-    if _digest(data) != digest:
-        raise PreflightError("the NVML module arrived damaged", "run it again")
-    try:
-        detect.keep(_path(digest), data)
-    except OSError:
-        _kept[digest] = data
-
-
-def _digest(data: bytes) -> str:
-    """Return the first 32 digits of the SHA-256 of a module."""
-    return hashlib.sha256(data).hexdigest()[:32]
 
 
 def has(digest: str) -> bool:
     """Check whether the module is loaded, or stored here."""
-    return digest in _modules or bool(_source(digest))
+    return digest in _modules or digest in sent_files.in_memory or bool(sent_files.find("nvml", digest))
 
 
 def newest() -> str:
     """Return the digest of the module that was stored last, "" where none is. One in memory counts as the oldest."""
-    found = [(0.0, digest) for digest in _kept]
-    for digest in detect.modules():
+    found = [(0.0, digest) for digest in sent_files.in_memory]
+    for digest in detect.sent("nvml"):
         with contextlib.suppress(OSError):
-            found.append((os.stat(_path(digest)).st_mtime, digest))
+            found.append((os.stat(sent_files.path_of("nvml", digest)).st_mtime, digest))
     return next((digest for _, digest in sorted(found, reverse=True) if has(digest)), "")
 
 
@@ -99,26 +57,14 @@ def end() -> None:
         detect.within(_END, shut, None)
 
 
-def _source(digest: str) -> bytes:
-    """Read the text of a module that is complete, in a folder that only this user can write, or in memory; else b""."""
-    with contextlib.suppress(OSError):
-        info = os.lstat(detect.place())
-        if info.st_uid == os.getuid() and not info.st_mode & 0o022:
-            with open(_path(digest), "rb") as file:
-                data = file.read()
-            if _digest(data) == digest:
-                return data
-    return _kept.get(digest, b"")
-
-
 def _load(digest: str) -> Library:
     """Import the module pynvml: from memory if it is kept there, else from its file, so that Python keeps it compiled."""
-    if digest in _kept:
+    if digest in sent_files.in_memory:
         module = type(sys)("pynvml")
         sys.modules["pynvml"] = module  # it imports itself by this name
-        exec(compile(_kept[digest], "pynvml.py", "exec"), module.__dict__)
+        exec(compile(sent_files.in_memory[digest], "pynvml.py", "exec"), module.__dict__)
         return module
-    spec = importlib.util.spec_from_file_location("pynvml", _path(digest))
+    spec = importlib.util.spec_from_file_location("pynvml", sent_files.path_of("nvml", digest))
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules["pynvml"] = module

@@ -10,34 +10,30 @@ could wait as long as it does. The laptop sends py-spy once, by its digest, into
 
 from __future__ import annotations
 
-import base64
 import contextlib
-import hashlib
 import json
 import os
 import time
-import zlib
 from threading import Thread
 from typing import TYPE_CHECKING, BinaryIO, Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Tuple, cast
 
-from clustertool.errors import PreflightError, UsageError
+from clustertool.errors import UsageError
 from clustertool.model.job import hang
 from clustertool.model.job.outcome import Key
 from clustertool.model.job.stacks import Frame, ProcessSample, ThreadStack, read_dump
 from clustertool.model.paths import STACKS
 from clustertool.model.roles import LAUNCHERS, ROLES
-from clustertool.node.devices import detect
+from clustertool.node.devices import detect, sent_files
 from clustertool.node.jobs import queries, supervisor_client
 from clustertool.node.storage import files
 from clustertool.node.system import processes, programs, tcp_table
 from clustertool.node.system.node_context import NodeContext
 
 if TYPE_CHECKING:
-    from clustertool.model.wire.agent_answers import Answer, StacksAnswer, StackToolAnswer
-    from clustertool.model.wire.agent_requests import NoFields, StacksRequest, StackToolRequest
+    from clustertool.model.wire.agent_answers import StacksAnswer
+    from clustertool.model.wire.agent_requests import StacksRequest
     from clustertool.model.wire.supervisor_messages import StacksQuery
 
-_TOOL = "py-spy-"
 _LARGEST = 16 << 20  # characters of a dump
 _ANSWER = 5.0  # seconds for the supervisor, beyond those of the sampler
 _AGAIN = 0.05  # seconds after which a process in state D is read again
@@ -81,50 +77,6 @@ def stacks(node: NodeContext, request: StacksRequest) -> StacksAnswer:
     if any(ProcessSample(*one).note == _DENIED for one in found):
         fault = f"{_DENIED} (kernel.yama.ptrace_scope is {processes.ptrace_scope()}): {_FIX}"
     return {"samples": found, "fault": fault}
-
-
-# -- py-spy
-
-
-def tools(node: NodeContext, request: NoFields) -> StackToolAnswer:
-    """Answer for which machine this node needs py-spy, and the digests of those that it has."""
-    return {"machine": os.uname().machine, "kept": _kept()}
-
-
-def _kept() -> List[str]:
-    """List the digests of the py-spys that this node has."""
-    with contextlib.suppress(OSError):
-        names = [name[len(_TOOL) :] for name in os.listdir(detect.place()) if name.startswith(_TOOL)]
-        return [digest for digest in names if path_of(digest)]
-    return []
-
-
-def path_of(digest: str) -> str:
-    """Return the path of the py-spy with this digest; "" if it is not here, or another user could have changed it."""
-    path = os.path.join(detect.place(), _TOOL + digest)
-    try:
-        infos = [os.lstat(path), os.lstat(detect.place())]
-    except OSError:
-        return ""
-    safe = all(info.st_uid == os.getuid() and not info.st_mode & 0o022 for info in infos)
-    return path if safe and digest.isalnum() else ""
-
-
-def keep_tool(node: NodeContext, request: StackToolRequest) -> Answer:
-    """Store the py-spy that the laptop has sent: base64 of zlib.
-
-    Raises PreflightError if it is damaged, or the cache cannot be written.
-    """
-    digest, data = request["digest"], b""
-    with contextlib.suppress(ValueError, zlib.error):
-        data = zlib.decompress(base64.b64decode(request["data"]))
-    if hashlib.sha256(data).hexdigest()[:32] != digest:
-        raise PreflightError("py-spy arrived damaged", "type the command again")
-    try:
-        detect.keep(os.path.join(detect.place(), _TOOL + digest), data, 0o700)
-    except OSError as error:
-        raise PreflightError(f"cannot write to {detect.place()}: {error.strerror}", "make room there") from None
-    return {}
 
 
 # -- the processes
@@ -187,7 +139,8 @@ def sample_for_supervisor(
     found: Sequence[object]
     if folder:
         t, began, rounds = time.time(), time.monotonic(), []
-        query = cast("StacksQuery", {**query, "tool": next(iter(_kept()), ""), "seconds": query["seconds"] / _ROUNDS})
+        tool = next((one for one in detect.sent("py-spy") if sent_files.find("py-spy", one)), "")
+        query = cast("StacksQuery", {**query, "tool": tool, "seconds": query["seconds"] / _ROUNDS})
         for number in range(_ROUNDS):
             time.sleep(max(0.0, began + number * _BETWEEN - time.monotonic()))
             rounds.append(sample_selected(targets(heads, others), query))
@@ -207,7 +160,7 @@ def sample_selected(found: Iterable[Target], query: StacksQuery) -> List[Process
     role, ranks = query["role"], set(filter(None, query["ranks"].split(",")))
     of_role = [one for one in found if (one.role == role if role else one.role not in LAUNCHERS)]
     chosen = [one for one in of_role if not ranks or str(one.rank) in ranks][:_MOST]
-    return sample(chosen, path_of(query["tool"]), query["native"], query["seconds"])
+    return sample(chosen, sent_files.find("py-spy", query["tool"]), query["native"], query["seconds"])
 
 
 # -- the samples

@@ -16,7 +16,7 @@ from clustertool.errors import DataError, DispatchError, PreflightError
 from clustertool.model.dispatch import manifest
 from clustertool.model.joining import join_file
 from clustertool.model.joining.join_file import JOIN_FILE, MANIFEST, NVML, PIECES, JoinFile
-from clustertool.node.devices import detect, nvml
+from clustertool.node.devices import detect, nvml, sent_files
 from clustertool.node.join.join_engine import engine_of, require_private
 from clustertool.node.storage.release_store import Store, writing
 from clustertool.node.system import path_trust
@@ -89,7 +89,7 @@ class BundleContent:
         digests = [name[len(NVML) :] for name in self._names() if name.startswith(NVML)]
         for digest in digests if detect.detect_cards()[0] == "gpu" else []:
             if not nvml.has(digest):
-                nvml.keep_module(digest, self._content(NVML + digest))
+                sent_files.keep("nvml", digest, self._content(NVML + digest))
 
     def _names(self) -> List[str]:
         """List the names of the files in the bundle."""

@@ -76,7 +76,7 @@ def probe(node: NodeContext, request: ProbeRequest) -> ProbeAnswer:
         "device_keys": list(keys.values()),
         "device_models": detect.models(len(devices)) if kind == "gpu" and allocated is None else [],
         "devices_seen": True,
-        "modules": detect.modules() if kind == "gpu" else [],
+        "modules": detect.sent("nvml") if kind == "gpu" else [],
         "locked": _list_locked(keys),
         "ephemeral": (low, high),
         "busy": sorted(busy | set(claimed) | set(reserved)),
