@@ -227,18 +227,17 @@ def test_requests_at_the_same_time_are_answered_one_after_the_other(bench: Bench
     job.stop()
 
 
-def test_a_supervisor_that_does_not_run_is_not_needed(bench: Bench, py_spy: bytes) -> None:
+def test_a_supervisor_that_does_not_run_is_named(bench: Bench) -> None:
     job = bench.run(bench.nodes(1, LOSS_TIMEOUT=30), one_each(rank(HAS_A_LOADER))).ready()
-    tool = send(job.nodes[0], py_spy)
     (supervisor,) = job.events(0, "supervisor")
     os.kill(supervisor["pid"], signal.SIGSTOP)
     try:
-        found = samples(job, tool)
+        assert answer(job)["fault"] == "the supervisor of the job does not answer"
     finally:
         os.kill(supervisor["pid"], signal.SIGCONT)
-    assert [(one.rank, one.child) for one in sorted(found, key=lambda one: one.child)] == [(0, False), (0, True)]
-    assert "next_batch" in str(places(found))
+    assert [(one.rank, one.child) for one in sorted(samples(job), key=lambda one: one.child)] == [(0, False), (0, True)]
     job.stop()
+    assert answer(job)["samples"] == [] and answer(job)["fault"] == ""
 
 
 def test_stacks_cost_the_supervisor_little(bench: Bench, py_spy: bytes) -> None:

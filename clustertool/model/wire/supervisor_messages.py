@@ -214,10 +214,9 @@ class BundleAnswer(TypedDict):
 
 
 class StacksTaken(TypedDict):
-    """The samples are the payload of the frame: model/job/stacks.ProcessSample. fault: why there are none, or ""."""
+    """The payload of the frame is {"samples": list of model/job/stacks.ProcessSample, "fault": why there are none, or ""}."""
 
     type: Literal["stacks"]
-    fault: str
 
 
 class ProcessEnd(TypedDict):

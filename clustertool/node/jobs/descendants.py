@@ -7,12 +7,16 @@ from __future__ import annotations
 
 import contextlib
 import os
-from typing import Dict, Iterable, List, Set
+from typing import TYPE_CHECKING, Dict, Iterable, List, Mapping, Optional, Set
 
 from clustertool.model.paths import OURS
+from clustertool.node.jobs.remains import rank_of
 from clustertool.node.storage import files
 from clustertool.node.system import processes
-from clustertool.node.system.processes import Process
+from clustertool.node.system.processes import Process, Stat
+
+if TYPE_CHECKING:
+    from clustertool.model.job.outcome import Key
 
 _SEEN = f"{OURS}/seen"
 _MOST = 20_000  # lines, after which the dead are struck off
@@ -131,6 +135,41 @@ class Descendants:
             os.rename(_SEEN + ".new", _SEEN, src_dir_fd=self._job, dst_dir_fd=self._job)
             self._book.close()
             self._book = files.Journal(files.open_append(self._job, _SEEN))
+
+
+class Owners:
+    """The ranks of processes, as far as known."""
+
+    def __init__(self) -> None:
+        self._known: Dict[Process, Optional[Key]] = {}
+
+    def find(self, stats: Mapping[int, Stat], ranks: Mapping[int, Key]) -> Dict[int, Key]:
+        """Find the rank of each of these processes; leave out those of no rank. ranks: those of the ranks' own programs.
+
+        A process stays with its rank when its parent dies and it becomes the supervisor's child.
+        """
+        self._known = {process: key for process, key in self._known.items() if process.pid in stats}
+        self._known.update((Process(pid, stats[pid].start), key) for pid, key in ranks.items() if pid in stats)
+        found = {pid: self._find_one(pid, stats) for pid in stats}
+        return {pid: key for pid, key in found.items() if key is not None}
+
+    def _find_one(self, pid: int, stats: Mapping[int, Stat]) -> Optional[Key]:
+        """Find the rank of the nearest parent that is known, and remember it; None if the process belongs to none.
+
+        An orphan that was never seen with its parent is identified by its environment. A loop, since a program may nest more
+        processes than Python nests calls.
+        """
+        process, below = Process(pid, stats[pid].start), []
+        while process not in self._known:
+            below.append(process)
+            parent = stats[process.pid].parent
+            if parent not in stats:
+                self._known[process] = rank_of(processes.environment(process.pid))
+            else:
+                process = Process(parent, stats[parent].start)
+        owner = self._known[process]
+        self._known.update(dict.fromkeys(below, owner))
+        return owner
 
 
 def recorded(job: int) -> List[Process]:

@@ -8,7 +8,7 @@ stands for such a record. Each probe imports this module, and so it needs neithe
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Dict, Iterable, List, Mapping, Set, Tuple
+from typing import TYPE_CHECKING, Dict, Iterable, List, Mapping, Optional, Set, Tuple
 
 from clustertool.errors import PreflightError
 from clustertool.model.paths import is_base, is_job_id
@@ -76,11 +76,15 @@ def find_living() -> Dict[str, Remains]:
             continue
         remains = found.setdefault(mark, Remains(base, job, mark))
         remains.processes.append(process)
-        role, rank = (os.fsdecode(variables.get(name, b"")) for name in (b"CLUSTERTOOL_ROLE", b"CLUSTERTOOL_RANK"))
-        number = whole(rank, 0, MOST)
-        if role in ROLES and number is not None:
-            remains.ranks.add((role, number))
+        remains.ranks.update(filter(None, [rank_of(variables)]))
     return found
+
+
+def rank_of(variables: Mapping[bytes, bytes]) -> Optional[RankKey]:
+    """Read role and rank from the environment of a process; None if they are not there."""
+    role, rank = (os.fsdecode(variables.get(name, b"")) for name in (b"CLUSTERTOOL_ROLE", b"CLUSTERTOOL_RANK"))
+    number = whole(rank, 0, MOST)
+    return (role, number) if role in ROLES and number is not None else None
 
 
 def orphans(root: str, found: Iterable[Remains]) -> Tuple[List[Remains], List[Remains]]:

@@ -1,7 +1,7 @@
 """This module takes the stacks of a job's processes on this node: of Python by py-spy, of all others from /proc.
 
 A request comes to the agent, which asks the supervisor: the kernel allows more to its children. The supervisor starts one
-sampler, which runs sample() and ends. Where no supervisor answers, the agent samples by itself.
+sampler, which runs sample_for_supervisor() and ends.
 
 py-spy reads the memory of a process without stopping it; only where this fails, and for native frames, it stops the process
 for some milliseconds. A process that is stopped, is in state D, or swaps is named as such and left alone: a read of its memory
@@ -14,17 +14,17 @@ import contextlib
 import json
 import os
 import time
-from threading import Thread
-from typing import TYPE_CHECKING, BinaryIO, Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Tuple, cast
+from concurrent.futures import ThreadPoolExecutor, wait
+from typing import TYPE_CHECKING, BinaryIO, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Tuple, cast
 
-from clustertool.errors import UsageError
 from clustertool.model.job import hang
 from clustertool.model.job.outcome import Key
 from clustertool.model.job.stacks import Frame, ProcessSample, ThreadStack, read_dump
 from clustertool.model.paths import STACKS
-from clustertool.model.roles import LAUNCHERS, ROLES
+from clustertool.model.roles import LAUNCHERS
 from clustertool.node.devices import detect, sent_files
 from clustertool.node.jobs import queries, supervisor_client
+from clustertool.node.jobs.descendants import Owners
 from clustertool.node.storage import files
 from clustertool.node.system import processes, programs, tcp_table
 from clustertool.node.system.node_context import NodeContext
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from clustertool.model.wire.supervisor_messages import StacksQuery
 
 _LARGEST = 16 << 20  # characters of a dump
+_LARGEST_ANSWER = 48 << 20  # characters of all samples
 _ANSWER = 5.0  # seconds for the supervisor, beyond those of the sampler
 _AGAIN = 0.05  # seconds after which a process in state D is read again
 _SLACK = 1.5  # seconds for py-spy to be ended
@@ -59,24 +60,20 @@ _CALLS = {  # that wait, by their numbers
 
 
 def stacks(node: NodeContext, request: StacksRequest) -> StacksAnswer:
-    """Take the stacks of the requested ranks of a job on this node, by its supervisor, or without one that answers.
+    """Have the stacks of the requested ranks of a job on this node taken by its supervisor; none if that has ended.
 
-    Raises NotFound if there is no such job here.
+    Raises NotFound if there is no such job here, and UsageError if the supervisor is of a version without stacks.
     """
     record = queries.record_of(node, request["job"])
     query = cast("StacksQuery", {**request, "type": "stacks"})
-    head, answer, patience = record.process("supervisor"), None, request["seconds"] + _ANSWER
-    with contextlib.suppress(UsageError):  # one of a version that does not know this request
-        answer = supervisor_client.ask(record.paths, query, patience, lambda: not (head and processes.stopped(head)))
-    if answer is not None:
-        found = json.loads(answer[1] or b"[]")
-    else:
-        key = record.key()
-        found = sample_selected(marked(key.mark) if key is not None else [], query)
-    fault = "" if answer is None else str(answer[0]["fault"])
-    if any(ProcessSample(*one).note == _DENIED for one in found):
-        fault = f"{_DENIED} (kernel.yama.ptrace_scope is {processes.ptrace_scope()}): {_FIX}"
-    return {"samples": found, "fault": fault}
+    head = record.process("supervisor")
+    lives = head is not None and processes.alive(head)
+    answer = supervisor_client.ask(
+        record.paths, query, request["seconds"] + _ANSWER, lambda: not (head and processes.stopped(head))
+    )
+    if answer is None:
+        return {"samples": [], "fault": "the supervisor of the job does not answer" * lives}
+    return cast("StacksAnswer", json.loads(answer[1]))
 
 
 # -- the processes
@@ -91,102 +88,64 @@ class Target(NamedTuple):
     child: bool
 
 
-def targets(heads: Mapping[int, Key], others: Iterable[int] = ()) -> List[Target]:
-    """List the processes to be sampled: `heads`, the ranks' own programs, and all processes below them.
-
-    Of `others`, which may have lost their parents, those that have a rank in their environment.
-    """
-    found = {pid: Target(pid, *key, False) for pid, key in heads.items()}
-    for pid, key in heads.items():
-        for child in processes.descendants(pid):
-            found.setdefault(child.pid, Target(child.pid, *key, True))
-    for pid in others:
-        known = pid in found or getattr(processes.stat(pid), "state", "D") == "D"  # whose environment cannot be read
-        lost = None if known else _rank_of(processes.environment(pid))
-        if lost is not None:
-            found[pid] = Target(pid, *lost, True)
-    return list(found.values())
-
-
-def _rank_of(variables: Mapping[bytes, bytes]) -> Optional[Key]:
-    """Read role and rank from the environment of a process; None if they are not there, or for a program of exec --in-job."""
-    role, rank = (
-        variables.get(b"CLUSTERTOOL_ROLE", b"").decode(errors="replace"),
-        variables.get(b"CLUSTERTOOL_RANK", b""),
-    )
-    valid = role in ROLES and rank.isdigit() and len(rank) <= 5 and b"_CLUSTERTOOL_SESSION" not in variables
-    return (role, int(rank)) if valid else None
-
-
-def marked(mark: str) -> List[Target]:
-    """Find the processes of a job by its mark, without its supervisor. The topmost ones of each rank are its own programs."""
-    found: Dict[int, Key] = {}
-    for pid, variables in processes.find_job_processes():
-        key = _rank_of(variables) if variables.get(processes.MARK) == mark.encode() else None
-        if key is not None:
-            found[pid] = key
-    parents = {pid: getattr(processes.stat(pid), "parent", 0) for pid in found}
-    return targets({pid: key for pid, key in found.items() if found.get(parents[pid]) != key})
+def targets(heads: Mapping[int, Key], members: Iterable[int]) -> List[Target]:
+    """List the processes to be sampled: `heads`, the ranks' own programs, all processes below them, and members of ranks."""
+    pids = {*heads, *members, *(child.pid for pid in heads for child in processes.descendants(pid))}
+    stats = {pid: found for pid, found in ((pid, processes.stat(pid)) for pid in pids) if found is not None}
+    return [Target(pid, *key, pid not in heads) for pid, key in Owners().find(stats, heads).items()]
 
 
 def sample_for_supervisor(
-    file: BinaryIO, heads: Mapping[int, Key], others: Iterable[int], query: StacksQuery, folder: str
+    file: BinaryIO, heads: Mapping[int, Key], members: Iterable[int], query: StacksQuery, folder: str
 ) -> None:
-    """Sample the ranks of a supervisor, and write the samples to a file, as a line of JSON. heads, others: see targets().
+    """Sample the ranks of a supervisor; write {"samples", "fault"} to a file, as a line of JSON. heads, members: see targets().
 
     folder: "", or that of the job: sample three times, append the samples to its stacks.jsonl, and write traces of them.
     """
     found: Sequence[object]
+    fault = ""
     if folder:
         t, began, rounds = time.time(), time.monotonic(), []
         tool = next((one for one in detect.sent("py-spy") if sent_files.find("py-spy", one)), "")
         query = cast("StacksQuery", {**query, "tool": tool, "seconds": query["seconds"] / _ROUNDS})
         for number in range(_ROUNDS):
             time.sleep(max(0.0, began + number * _BETWEEN - time.monotonic()))
-            rounds.append(sample_selected(targets(heads, others), query))
+            rounds.append(sample(targets(heads, members), query))
         found = hang.trace(rounds, _BETWEEN)
         with contextlib.suppress(OSError), files.closing(files.open_job_dir(folder)) as job:
             journal = files.Journal(files.open_append(job, STACKS))
             journal.write({"t": round(t, 2), "rounds": rounds})
             journal.close()
     else:
-        found = sample_selected(targets(heads, others), query)
-    file.write(json.dumps(found).encode() + b"\n")
+        found = samples = sample(targets(heads, members), query)
+        if any(one.note == _DENIED for one in samples):
+            fault = f"{_DENIED} (kernel.yama.ptrace_scope is {processes.ptrace_scope()}): {_FIX}"
+    data = json.dumps({"samples": found, "fault": fault})
+    if len(data) > _LARGEST_ANSWER:
+        data = json.dumps({"samples": [], "fault": "the stacks are too large for an answer: name some ranks by --rank"})
+    file.write(data.encode() + b"\n")
     file.flush()
-
-
-def sample_selected(found: Iterable[Target], query: StacksQuery) -> List[ProcessSample]:
-    """Sample those of the processes that belong to the role ("": of all that are no launchers) and the ranks ("": all)."""
-    role, ranks = query["role"], set(filter(None, query["ranks"].split(",")))
-    of_role = [one for one in found if (one.role == role if role else one.role not in LAUNCHERS)]
-    chosen = [one for one in of_role if not ranks or str(one.rank) in ranks][:_MOST]
-    return sample(chosen, sent_files.find("py-spy", query["tool"]), query["native"], query["seconds"])
 
 
 # -- the samples
 
 
-def sample(found: Sequence[Target], tool: str, native: bool, seconds: float) -> List[ProcessSample]:
-    """Sample processes at the same time, within `seconds`; leave out those that have ended.
+def sample(found: Iterable[Target], query: StacksQuery) -> List[ProcessSample]:
+    """Sample at the same time those of the processes that the query names; leave out those that have ended.
 
-    tool: the path of py-spy; "": there is none, and all stacks come from /proc. native: also the frames of native code.
+    role "": of all that are no launchers; ranks "": all.
     """
-    end = time.monotonic() + seconds
-    if any(getattr(processes.stat(one.pid), "state", "") == "D" for one in found):
+    role, ranks = query["role"], set(filter(None, query["ranks"].split(",")))
+    of_role = [one for one in found if (one.role == role if role else one.role not in LAUNCHERS)]
+    chosen = [one for one in of_role if not ranks or str(one.rank) in ranks][:_MOST]
+    tool, end = sent_files.find("py-spy", query["tool"]), time.monotonic() + query["seconds"]
+    if any(getattr(processes.stat(one.pid), "state", "") == "D" for one in chosen):
         time.sleep(_AGAIN)  # a read of a disk may have ended by then
-    samples: Dict[Target, Optional[ProcessSample]] = {}
-    pending = iter(found)
-
-    def work() -> None:
-        for one in pending:  # each thread takes the next one
-            samples[one] = _sample_one(one, tool, native, end)
-
-    threads = [Thread(target=work, daemon=True) for _ in range(max(8, _WIDTH * (os.cpu_count() or 1)))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(max(0.0, end + _SLACK - time.monotonic()))
-    return [one for one in (samples[one] if one in samples else _late(one) for one in found) if one is not None]
+    pool = ThreadPoolExecutor(max(8, _WIDTH * (os.cpu_count() or 1)))
+    running = [pool.submit(_sample_one, one, tool, query["native"], end) for one in chosen]
+    wait(running, end + _SLACK - time.monotonic())  # a thread that a process in state D blocks is left
+    samples = [task.result() if task.done() else _late(one) for one, task in zip(chosen, running)]
+    return [one for one in samples if one is not None]
 
 
 def _late(target: Target) -> Optional[ProcessSample]:

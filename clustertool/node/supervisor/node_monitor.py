@@ -15,7 +15,6 @@ import contextlib
 import json
 import os
 import select
-import signal
 import socket
 import sys
 import time
@@ -43,13 +42,14 @@ from clustertool.model.job.usage import CardUsage, RankUsage, UsageLine
 from clustertool.model.paths import METRICS, OURS, JobPaths
 from clustertool.model.shape import to_plain
 from clustertool.node.devices import detect, nvml, vendor_tools
-from clustertool.node.jobs.descendants import Descendants
+from clustertool.node.jobs.descendants import Descendants, Owners
 from clustertool.node.jobs.rank_log import progress
 from clustertool.node.storage import files
 from clustertool.node.storage.disk_worker import DiskWorker
+from clustertool.node.supervisor.helper_process import HelperProcess
 from clustertool.node.supervisor.rank_table import Growth, RankTable, Running
 from clustertool.node.supervisor.trainer_endpoint import TrainerEndpoint
-from clustertool.node.system import prctl, pressure, processes
+from clustertool.node.system import pressure, processes
 from clustertool.node.system.pressure import DiskWatch
 from clustertool.node.system.processes import Process, Stat
 
@@ -66,7 +66,6 @@ _FAREWELL = 0.5  # seconds the last lines get
 _FILE_EVERY = 5.0  # seconds between two versions of METRICS_FILE
 _CARD_SHARE = 200  # the card monitor and the tools that it runs may take one part of so many of a core
 _TRIES = 3  # card monitors that there will be, each after the death of the one before
-_REAP_TIME = 1.0  # seconds for a killed process to end; one that is blocked in a driver ends when the driver returns
 _MESSAGE = 1 << 16
 _MEMORY_LEFT = 512 << 20  # bytes that may be in use beyond the least sample: contexts of other programs come and go
 _MEMORY_WAIT = 60.0  # seconds for the memory of cards to become free after the end of ranks
@@ -400,7 +399,7 @@ class Sampler:
     """The usage of all ranks so far, that of ended processes included, and the rank of each process."""
 
     def __init__(self) -> None:
-        self._owners: Dict[Process, Optional[Key]] = {}
+        self._owners = Owners()
         self._used: Dict[Key, Tuple[int, float, float]] = {}  # (pid, seconds of the living then, seconds so far)
 
     def __call__(self, t: float, members: Sequence[Process], ranks: Sequence[Running]) -> UsageLine:
@@ -429,44 +428,11 @@ class Sampler:
         return rank.role, rank.rank, rank.attempt, round(seconds, 2), memory, len(living), max(rank.log_size, 0)
 
     def _owned(self, stats: Dict[int, Stat], ranks: Dict[int, Key]) -> Dict[Key, List[Stat]]:
-        """Group the stats of members by rank; leave out members of no rank.
-
-        A member stays with its rank when its parent dies and it becomes the supervisor's child.
-        """
-        self._owners = {process: key for process, key in self._owners.items() if process.pid in stats}
-        self._owners.update((Process(pid, stats[pid].start), key) for pid, key in ranks.items() if pid in stats)
+        """Group the stats of members by rank; leave out members of no rank."""
         found: Dict[Key, List[Stat]] = {}
-        for pid, stat in stats.items():
-            key = self._find_owner(pid, stats)
-            if key is not None:
-                found.setdefault(key, []).append(stat)
+        for pid, key in self._owners.find(stats, ranks).items():
+            found.setdefault(key, []).append(stats[pid])
         return found
-
-    def _find_owner(self, pid: int, stats: Dict[int, Stat]) -> Optional[Key]:
-        """Find the rank of the nearest parent that is known, and remember it; None if the member belongs to none.
-
-        An orphan that was never seen with its parent is identified by its environment. A loop, since a program may nest more
-        processes than Python nests calls.
-        """
-        process, below = Process(pid, stats[pid].start), []
-        while process not in self._owners:
-            below.append(process)
-            parent = stats[process.pid].parent
-            if parent not in stats:
-                self._owners[process] = _owner_by_environment(process.pid)
-            else:
-                process = Process(parent, stats[parent].start)
-        owner = self._owners[process]
-        self._owners.update(dict.fromkeys(below, owner))
-        return owner
-
-
-def _owner_by_environment(pid: int) -> Optional[Key]:
-    """Read role and rank from the environment of a process; None if they are not there."""
-    variables = processes.environment(pid)
-    with contextlib.suppress(KeyError, ValueError):
-        return variables[b"CLUSTERTOOL_ROLE"].decode(), int(variables[b"CLUSTERTOOL_RANK"])
-    return None
 
 
 def machine_usage() -> Tuple[float, int, int, int]:
@@ -475,7 +441,7 @@ def machine_usage() -> Tuple[float, int, int, int]:
     return round(pressure.cpu_ticks()[0] / processes.TICKS, 2), os.cpu_count() or 0, total - available, total
 
 
-class CardMonitor:
+class CardMonitor(HelperProcess):
     """The supervisor's side of the process that samples the job's cards: a call returns the newest sample.
 
     Call turn() with each sample of the descendants, changed() on the process's SIGCHLD, and end() once.
@@ -485,9 +451,8 @@ class CardMonitor:
     _least: ClassVar[Dict[int, int]] = {}
 
     def __init__(self, family: Descendants, spec: Spec, record: Callable[..., None]) -> None:
-        self.pid = 0
-        self._family, self._record = family, record
-        self._mark, self._kind = spec["mark"], spec["device_kind"]
+        super().__init__(family, spec["mark"])
+        self._record, self._kind = record, spec["device_kind"]
         taken = {card for rank in spec["processes"] for card in rank["devices"]}
         each = positions_of_numbers(spec["allocated"]) if spec.get("allocated") else {card: card for card in taken}
         # Number on the node -> as in the plan.
@@ -512,12 +477,6 @@ class CardMonitor:
             return
         with contextlib.suppress(OSError):  # no process to spare
             self._start()
-
-    def changed(self, status: int) -> None:
-        """Handle the monitor's wait status: forget it if it has ended."""
-        if os.WIFEXITED(status) or os.WIFSIGNALED(status):
-            self._family.spare.discard(self.pid)
-            self.pid, self._sock = 0, None
 
     def __call__(self) -> Sequence[CardUsage]:
         """Return the newest sample that came since the last call; an empty one if none came. Never waits.
@@ -561,47 +520,16 @@ class CardMonitor:
         self._since = -_MEMORY_WAIT
         return False
 
-    def end(self) -> None:
-        """Kill the monitor and the tools that it runs, if it runs, and wait up to 1 s for its end."""
-        if not self.pid:
-            return
-        processes.kill_tree(self.pid)
-        processes.reap(self.pid, 0.0, _REAP_TIME)
-        self.pid = 0
-
     def _start(self) -> None:
-        """Fork the monitor, connected by a socket pair, add it to the supervisor's spared children, and record it.
-
-        Raises OSError.
-        """
+        """Start the monitor, connected by a socket pair, and record it. Raises OSError."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             body = partial(sample_cards, theirs, self._kind, self._ids)
-            self.pid = fork_helper(self._family, self._mark, theirs.fileno(), body)
+            self.fork(theirs.fileno(), body)
         self._sock = ours
         process = processes.identify(self.pid)
         if process:
             self._record("gauge", pid=self.pid, start=process.start)
-
-
-def fork_helper(family: Descendants, mark: str, kept: int, body: Callable[[], None]) -> int:
-    """Fork a child of the supervisor that calls `body` and ends, and is no member of the job. Returns its pid; raises OSError.
-
-    The kernel kills it when its parent ends. It closes the supervisor's descriptors, which keep locks and ports, except `kept`.
-    """
-    parent = os.getpid()
-
-    def run() -> None:
-        prctl.end_with_parent(signal.SIGKILL)
-        os.environ["CLUSTERTOOL_MARK"] = mark  # for the tools that it runs: a search by mark finds them
-        if os.getppid() == parent:
-            body()
-
-    pid = processes.fork(run, kept)
-    process = processes.identify(pid)
-    if process:
-        family.add(process)
-    return pid
 
 
 def has_readable_cards(kind: str) -> bool:

@@ -339,10 +339,11 @@ class Supervisor:
             self.outcome = read(Outcome, order["outcome"])
             self.stop(self.outcome.reason)
 
-    def _send_traces(self, of: int, data: bytes, fault: str) -> None:
+    def _send_traces(self, of: int, data: bytes) -> None:
         """Send the coordinator what the ranks here do, for its order with the number `of`; nothing if they were not sampled."""
-        if not fault:
-            self.link.post({"type": "sampled", "of": of, "traces": json.loads(data), "attempt": self.attempt})
+        found = json.loads(data)
+        if not found["fault"]:
+            self.link.post({"type": "sampled", "of": of, "traces": found["samples"], "attempt": self.attempt})
 
     def _defer(self, order: Order) -> bool:
         """Enter the attempt of an order to start processes, and keep the order while memory of devices is not free.
@@ -501,15 +502,10 @@ class Supervisor:
             self.guard.turn()
             self._keep_lease()
         for pid, status, used in changed:
-            if pid == self.guard.pid:
-                self.guard.changed(status)
-            elif pid == self.monitor.devices.pid:
-                self.monitor.devices.changed(status)
-            elif pid == self.stacks.pid:
-                self.stacks.changed(status)
-            elif pid == self.ranks.containers.removal.pid:
-                self.ranks.containers.removal.changed(status)
-            elif pid in self.ranks.running:
+            for helper in (self.guard, self.monitor.devices, self.stacks, self.ranks.containers.removal):
+                if pid == helper.pid:
+                    helper.changed(status)
+            if pid in self.ranks.running:
                 exits += self._handle_change(self.ranks.running[pid], pid, status, used)
         exits += self._judge_early_exits()
         self._report(exits)
