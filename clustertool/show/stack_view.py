@@ -23,13 +23,12 @@ def stack_lines(groups: Sequence[StackGroup], whole: bool = False) -> Iterator[t
         yield f"{_members(group)}: {place(group)}", "bold" if not (group.thread or group.command) else ""
         frames = group.frames if not group.note and (whole or len(group.frames) > 1) else ()
         shown = frames if whole or group.own < 0 else frames[: group.own + 1 + _BEYOND]
-        skipped = range(_MOST // 2, len(shown) - _MOST // 2) if not whole and len(shown) > _MOST else range(0)
-        for at, frame in enumerate(shown):
-            mark = ">" if at == group.own else " "
-            if at not in skipped:
-                yield f"  {mark} {frame.name} ({_source(frame)})", "dim" if mark == " " else ""
-            elif at == skipped[0]:
-                yield f"    ... {count(len(skipped), 'frame')}", "dim"
+        lines = [(f"    {frame.name} ({_source(frame)})", "dim") for frame in shown]
+        if lines and group.own >= 0:
+            lines[group.own] = f"  > {lines[group.own][0][4:]}", ""
+        if not whole and len(lines) > _MOST:
+            lines[_MOST // 2 : -_MOST // 2] = [(f"    ... {count(len(lines) - _MOST, 'frame')}", "dim")]
+        yield from lines
 
 
 def _members(group: StackGroup) -> str:

@@ -84,21 +84,17 @@ def read_dump(text: str, pid: int) -> Tuple[ThreadStack, ...]:
 
     Of 200 threads, the innermost 200 frames are returned. The field names are those of py-spy.
     """
-    named = [
-        one._replace(
-            thread_name="" if _is_main(one, pid) else one.thread_name or "?",
-            frames=one.frames[:_FRAMES],
-        )
-        for one in read(_Dump, {"threads": json.loads(text)}).threads
-    ]
+    found = read(_Dump, {"threads": json.loads(text)}).threads
+    named = [one._replace(thread_name=_name_of(one, pid), frames=one.frames[:_FRAMES]) for one in found]
     return tuple(sorted(named, key=lambda one: one.thread_name != "")[:_THREADS])
 
 
-def _is_main(one: ThreadStack, pid: int) -> bool:
-    """Check whether a thread is the main one. Without number and name, as in Python 3.8, it is the one that runs a module."""
+def _name_of(one: ThreadStack, pid: int) -> str:
+    """Return the name of a thread, "" for the main one: without number and name, as in Python 3.8, it runs a module."""
+    main = one.os_thread_id == pid or one.thread_name == _MAIN
     if one.thread_name is None and one.os_thread_id is None:
-        return bool(one.frames) and one.frames[-1].name == "<module>"
-    return one.os_thread_id == pid or one.thread_name == _MAIN
+        main = bool(one.frames) and one.frames[-1].name == "<module>"
+    return "" if main else one.thread_name or "?"
 
 
 def own_frame(frames: Sequence[Frame], folder: str) -> int:
@@ -135,14 +131,15 @@ def gather(samples: Iterable[ProcessSample]) -> List[StackGroup]:
     Trainers come first, their own programs before child processes, main threads before others, and large groups before small
     ones. A process without a stack is in a group with its note. The working directory may differ between nodes.
     """
-    found: Dict[Tuple[object, ...], List[Tuple[ProcessSample, ThreadStack, Tuple[Frame, ...]]]] = {}
+    found: Dict[StackGroup, List[Tuple[int, ThreadStack]]] = {}
     for sample in samples:
         command = sample.command if sample.child else ""
         for thread in sample.threads or (ThreadStack("", ()),):
             frames = tuple(_comparable(frame, sample.folder) for frame in thread.frames)
-            key = (sample.role, command, bool(thread.thread_name), frames, sample.note)
-            found.setdefault(key, []).append((sample, thread, frames))
-    return sorted(map(_group, found.values()), key=_order)
+            own, kind = own_frame(thread.frames, sample.folder), "?" if thread.thread_name else ""
+            alike = StackGroup(sample.role, (), command, kind, 0, frames, own, "", sample.note)
+            found.setdefault(alike, []).append((sample.rank, thread))
+    return sorted((_complete(alike, members) for alike, members in found.items()), key=_order)
 
 
 def _comparable(frame: Frame, folder: str) -> Frame:
@@ -151,17 +148,12 @@ def _comparable(frame: Frame, folder: str) -> Frame:
     return Frame(name, short_file(frame.filename, folder), frame.line)
 
 
-def _group(members: Sequence[Tuple[ProcessSample, ThreadStack, Tuple[Frame, ...]]]) -> StackGroup:
-    """Build the group of threads with equal stacks. It has the call of the kernel if all of them wait in the same."""
-    sample, thread, frames = members[0]
-    ranks = tuple(sorted({one.rank for one, _, _ in members}))
-    calls = {one.call for _, one, _ in members}
+def _complete(alike: StackGroup, members: Sequence[Tuple[int, ThreadStack]]) -> StackGroup:
+    """Add to a group what its threads differ in. It has the call of the kernel if all of them wait in the same."""
+    calls = {thread.call for _, thread in members}
     calls = calls if len(calls) == 1 else {call.partition(" ")[0] for call in calls}  # without peers
-    call = calls.pop() if len(calls) == 1 else ""
-    own, command = own_frame(thread.frames, sample.folder), sample.command if sample.child else ""
-    return StackGroup(
-        sample.role, ranks, command, thread.thread_name or "", len(members), frames, own, call, sample.note
-    )
+    call, ranks = calls.pop() if len(calls) == 1 else "", tuple(sorted({rank for rank, _ in members}))
+    return alike._replace(ranks=ranks, thread=members[0][1].thread_name or "", threads=len(members), call=call)
 
 
 def _order(group: StackGroup) -> Tuple[object, ...]:

@@ -102,24 +102,21 @@ def sample_for_supervisor(
 
     folder: "", or that of the job: sample three times, append the samples to its stacks.jsonl, and write traces of them.
     """
-    found: Sequence[object]
-    fault = ""
+    t, began, rounds, fault = time.time(), time.monotonic(), [], ""
     if folder:
-        t, began, rounds = time.time(), time.monotonic(), []
         tool = next((one for one in detect.sent("py-spy") if sent_files.find("py-spy", one)), "")
         query = cast("StacksQuery", {**query, "tool": tool, "seconds": query["seconds"] / _ROUNDS})
-        for number in range(_ROUNDS):
-            time.sleep(max(0.0, began + number * _BETWEEN - time.monotonic()))
-            rounds.append(sample(targets(heads, members), query))
-        found = hang.trace(rounds, _BETWEEN)
+    for number in range(_ROUNDS if folder else 1):
+        time.sleep(max(0.0, began + number * _BETWEEN - time.monotonic()))
+        rounds.append(sample(targets(heads, members), query))
+    found: Sequence[object] = hang.trace(rounds, _BETWEEN) if folder else rounds[0]
+    if folder:
         with contextlib.suppress(OSError), files.closing(files.open_job_dir(folder)) as job:
             journal = files.Journal(files.open_append(job, STACKS))
             journal.write({"t": round(t, 2), "rounds": rounds})
             journal.close()
-    else:
-        found = samples = sample(targets(heads, members), query)
-        if any(one.note == _DENIED for one in samples):
-            fault = f"{_DENIED} (kernel.yama.ptrace_scope is {processes.ptrace_scope()}): {_FIX}"
+    elif any(one.note == _DENIED for one in rounds[0]):
+        fault = f"{_DENIED} (kernel.yama.ptrace_scope is {processes.ptrace_scope()}): {_FIX}"
     data = json.dumps({"samples": found, "fault": fault})
     if len(data) > _LARGEST_ANSWER:
         data = json.dumps({"samples": [], "fault": "the stacks are too large for an answer: name some ranks by --rank"})
