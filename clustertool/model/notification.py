@@ -44,8 +44,8 @@ def scheme(notify: Sequence[str]) -> str:
     return notify[0].partition("://")[0].lower() if notify and "://" in notify[0] else ""
 
 
-def needs_apprise(notify: Sequence[str]) -> bool:
-    """Check whether it is an address of another scheme than HTTP: the standard library cannot send there."""
+def needs_laptop(notify: Sequence[str]) -> bool:
+    """Check whether it is an address of another scheme than HTTP: nodes do not have what can send there (apprise)."""
     return scheme(notify) not in ("", "https", "http")
 
 

@@ -24,6 +24,7 @@ from clustertool.model.quantities import count, human_bytes, human_seconds
 from clustertool.model.roles import role_name
 from clustertool.show.job_text import news_text, ranks_text, role_counts, trouble_text
 from clustertool.show.program_name import commanded
+from clustertool.show.stack_view import stack_lines
 from clustertool.watch.report_model import RankReport, ReportModel, ReportNode, Span
 from clustertool.watch.straggler import RULES
 
@@ -57,8 +58,14 @@ def page(story: ReportModel, made: float) -> str:
         Html(f"<style>{style}</style>"),
     )
     top = tag("div", _verdict_section(story), _stragglers_section(story), class_="top")
-    life = (_notes_section(story), _numbers_section(story), _timeline_section(story), _events_section(story))
-    tables = (_nodes_section(story), _epochs_section(story), _processes_section(story), _plan_section(story))
+    life = (_notes_section(story), _stacks_section(story), _numbers_section(story), _timeline_section(story))
+    tables = (
+        _events_section(story),
+        _nodes_section(story),
+        _epochs_section(story),
+        _processes_section(story),
+        _plan_section(story),
+    )
     main = tag("main", top, *life, *tables, _explanations())
     footer = tag("footer", f"clustertool {__version__}, {_date(made)}")
     return f"<!doctype html>\n{tag('html', head, tag('body', _page_header(story), main, footer), lang='en')}\n"
@@ -166,6 +173,15 @@ def _notes_section(story: ReportModel) -> Html:
     troubles = ((node.name, story.clean(trouble_text(node.trouble))) for node in story.nodes)
     notes = [*(f"{name}: {text}" for name, text in troubles if text), *story.notes]
     return tag("section", tag("ul", *(tag("li", note) for note in notes)), class_="notes") if notes else Html("")
+
+
+def _stacks_section(story: ReportModel) -> Html:
+    """Build the section with the stacks that were taken since no rank made progress, equal ones gathered; empty without any."""
+    lines = [
+        tag("strong" if style == "bold" else "span", story.clean(text), "\n")
+        for text, style in stack_lines(story.stacks)
+    ]
+    return _section("Stacks when no rank made progress", tag("pre", *lines)) if lines else Html("")
 
 
 # -- the timeline --

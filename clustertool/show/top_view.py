@@ -45,7 +45,7 @@ _CELLS = {
 }
 _SPARE = ("SPEED", "TREND", "LOSS", "BEAT", "MEMORY", "CPU", "NO OUTPUT")
 _LAST_LINE = 30  # columns that the last line has then
-KEYS = "q quit  s sort  / filter  up/down choose  enter log  x stop"
+KEYS = "q quit  s sort  / filter  up/down choose  enter log  t stacks  x stop"
 
 
 @dataclass
@@ -57,7 +57,8 @@ class View:
     typing: bool = False
     at: int = 0  # the chosen rank's row
     chosen: tuple[str, str, int] | None = None  # the chosen rank: job, role, rank; in whatever row it is
-    log: TopRank | None = None
+    log: TopRank | None = None  # the rank of which the log is shown, or the stacks
+    stacks: bool = False
     message: str = ""
 
 
@@ -109,11 +110,12 @@ class Screen:
         return Page([*lines, *([[]] * (height - 1 - len(lines))), *foot], ranks)
 
     def log_page(self, view: View, text: str, height: int) -> Page:
-        """Lay out the end of the text of the view's log in `height` lines."""
+        """Lay out the end of the text of the view's log, or the begin of that about stacks, in `height` lines."""
         assert view.log is not None
-        about = f"{view.log.name} on {view.log.node}, job {view.log.job}: {view.log.log}"
+        about = f"{view.log.name} on {view.log.node}, job {view.log.job}: {'stacks' if view.stacks else view.log.log}"
         room = max(1, height - 2)
-        lines = [[(self._safe(line), "")] for line in text.split("\n")][-room - 1 :]
+        shown = text.split("\n")[:room] if view.stacks else text.split("\n")[-room - 1 :]
+        lines = [[(self._safe(line), "")] for line in shown]
         while lines and not lines[-1][0][0]:
             lines.pop()
         lines = lines[-room:]

@@ -15,9 +15,9 @@ import threading
 import time
 import tty
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
-from typing import Any
+from typing import Any, TypeVar
 
 from rich.console import ConsoleDimensions
 from rich.live import Live
@@ -31,13 +31,17 @@ from clustertool.fleet import node_bundle
 from clustertool.fleet.fleet import Fleet, devices_of, module_request
 from clustertool.model.config.folded_names import gather
 from clustertool.model.engine_views import EngineNode
+from clustertool.model.job import stacks
 from clustertool.model.job.state_names import RankState
 from clustertool.model.job.stop_result import read_result
-from clustertool.model.wire.agent_answers import GlanceAnswer, TailAnswer
-from clustertool.model.wire.messages import SAMPLE, TAIL, Request
+from clustertool.model.shape import read
+from clustertool.model.wire.agent_answers import GlanceAnswer, StacksAnswer
+from clustertool.model.wire.messages import SAMPLE, STACKS, TAIL, Request
+from clustertool.model.wire.supervisor_messages import StacksWanted
 from clustertool.show.device_table import devices_tables, engine_nodes_table
 from clustertool.show.job_text import stop_text
 from clustertool.show.program_name import commanded
+from clustertool.show.stack_view import stack_lines
 from clustertool.show.table import rich_console
 from clustertool.show.top_view import Screen, View, choose, draw
 from clustertool.verbs import signals
@@ -45,6 +49,7 @@ from clustertool.verbs.jobs import engine_of, open_engine
 from clustertool.verbs.verb import Call, read_seconds, read_whole_number
 from clustertool.watch.top_model import SORTS, TopModel
 
+A = TypeVar("A", bound=Mapping[str, object])  # an answer
 _PATIENCE = 5.0  # seconds for the second sample of a node
 _TURN = 0.1  # seconds: how soon a key is obeyed
 _CODES = {
@@ -157,14 +162,25 @@ class Top:
                     shown = size
 
     def _build_picture(self, width: int, height: int, now: float) -> Any:
-        """Build the picture of the view: the log that is open, or the page of ranks. Stores the ranks for keys.
+        """Build the picture of the view: the log or the stacks that are open, or the page of ranks. Stores the ranks for keys.
 
-        The last 200 lines of the log are requested with each sample; "..." until they come.
+        The last 200 lines of the log, or the stacks, are requested with each sample; "..." until they come.
         """
         log = self._view.log
-        if log is not None:
-            answer = self._poll.add_request(log.agent, TAIL({"job": log.job, "log": log.log, "lines": 200}))
-            page = self._screen.log_page(self._view, str(answer["text"]) if answer else "...", height)
+        if log is not None and self._view.stacks:
+            of_rank: StacksWanted = {
+                "role": log.role,
+                "ranks": str(log.rank),
+                "native": False,
+                "tool": "",
+                "seconds": 10.0,
+            }
+            taken = self._poll.add_request(log.agent, STACKS({"job": log.job, **of_rank}))
+            text = "\n".join(_stack_texts(taken)) if taken else "..."
+            page = self._screen.log_page(self._view, text, height)
+        elif log is not None:
+            tail = self._poll.add_request(log.agent, TAIL({"job": log.job, "log": log.log, "lines": 200}))
+            page = self._screen.log_page(self._view, str(tail["text"]) if tail else "...", height)
         else:
             page = self._screen.page(self._picture, self._view, width, height, self._failed(), now)
             self._ranks = page.ranks
@@ -183,7 +199,7 @@ class Top:
     # -- keys --
 
     def _handle_key(self, key: str) -> None:
-        """Handle a key: q ends the view, s sorts, / filters, arrows select a rank, enter opens its log, x asks to stop its job.
+        """Handle a key: q ends, s sorts, / filters, arrows select a rank, enter: its log, t: its stacks, x: stop of its job.
 
         While a question is open, a filter is typed or a log is shown, the key belongs to that.
         """
@@ -194,7 +210,7 @@ class Top:
             self._handle_filter_key(key)
         elif view.log is not None:
             if key in ("q", "esc", "enter"):
-                view.log = None
+                view.log, view.stacks = None, False
                 self._poll.remove_request()
         elif key == "q":
             self._quit = True
@@ -206,8 +222,9 @@ class Top:
             view.text = view.message = ""
         elif key in _MOVES:
             choose(view, self._ranks, _MOVES[key])
-        elif key == "enter" and self._ranks:
+        elif key in ("enter", "t") and self._ranks:
             choose(view, self._ranks)
+            view.stacks = key == "t"
             self._open_log(self._ranks[view.at])
         elif key == "x" and self._ranks:
             choose(view, self._ranks)
@@ -215,12 +232,12 @@ class Top:
             view.message = f"stop job {self._asking} on all nodes? y/n"
 
     def _open_log(self, rank: Any) -> None:
-        """Open the log of a rank, or show why it has none."""
+        """Open the log or the stacks of a rank, or show why it has none."""
         if rank.log and rank.state is not RankState.UNKNOWN:
             self._view.log = rank
         else:
             why = "it has not started" if rank.state is RankState.WAITING else f"{rank.node} does not answer"
-            self._view.message = f"no log of {rank.name}: {why}"
+            self._view.stacks, self._view.message = False, f"no log of {rank.name}: {why}"
 
     def _handle_filter_key(self, key: str) -> None:
         """Handle a key while the user types a filter: enter ends it, esc ends and removes it, other keys change it."""
@@ -248,6 +265,14 @@ class Top:
             self._view.message = f"job {job}: {'; '.join(f'{names}: {text}' for names, text in texts) or 'cancelled'}"
         except ClustertoolError as error:
             self._view.message = f"job {job}: {error.what}"
+
+
+def _stack_texts(answer: StacksAnswer) -> list[str]:
+    """List the lines about the stacks of a rank, and why there are none or not all."""
+    groups = stacks.gather(read(stacks.ProcessSample, one) for one in answer["samples"])
+    return (
+        [*(text for text, _ in stack_lines(groups)), answer["fault"]] if groups or answer["fault"] else ["it has ended"]
+    )
 
 
 def _terminal_size() -> tuple[int, int]:
@@ -338,8 +363,8 @@ class Poll:
         self._interval = interval
         self._lock = threading.Lock()
         self._new: dict[int, GlanceAnswer] = {}
-        self._second_request: tuple[int, Request[TailAnswer]] | None = None
-        self._second_answer: tuple[Request[TailAnswer], TailAnswer] | None = None
+        self._second_request: tuple[int, Request[Any]] | None = None
+        self._second_answer: tuple[Request[Any], Any] | None = None
         self._over = threading.Event()
         self.failed: dict[int, ClustertoolError] = dict(fleet.failed)
 
@@ -363,7 +388,7 @@ class Poll:
             new, self._new = self._new, {}
         return new
 
-    def add_request(self, node: int, request: Request[TailAnswer]) -> TailAnswer | None:
+    def add_request(self, node: int, request: Request[A]) -> A | None:
         """Send a node a second request with each sample from now on, in place of another one.
 
         Returns the last answer to it, None before the first one.

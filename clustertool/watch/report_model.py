@@ -18,10 +18,12 @@ from clustertool.model.job.attempts import ProcessStatus
 from clustertool.model.job.node_status import NodeTrouble
 from clustertool.model.job.outcome import Key, Outcome, describe_exit
 from clustertool.model.job.progress import Metrics
+from clustertool.model.job.stacks import ProcessSample, StackGroup, gather
 from clustertool.model.job.state import JobStatus
 from clustertool.model.job.state_names import JobState, NodeState, RankState
 from clustertool.model.job.usage import rates
 from clustertool.model.masking import Hide
+from clustertool.model.shape import read
 from clustertool.model.wire.agent_answers import MachineCurve, RankCurve, RankPlan, ReportAnswer
 from clustertool.model.wire.stream_messages import EventsFrame
 from clustertool.watch import news
@@ -141,6 +143,7 @@ class ReportModel:
     notes: Sequence[str] = ()
     container: JobContainer | None = None
     epochs: Sequence[EpochChange] = ()  # of an elastic job
+    stacks: Sequence[StackGroup] = ()  # the newest ones that were taken since no rank made progress
     clean: Hide = harmless  # masks and sanitizes the sentences about `news` and the troubles of `nodes`
 
     def rank(self, key: Key) -> RankReport | None:
@@ -195,6 +198,7 @@ def build_report_model(
     ]
     there = [rank for rank in ranks if rank.spans and rank.state is not RankState.LOST]
     behind = find_stragglers([_build_pace(rank, known.get(rank.key)) for rank in there])
+    samples = (read(ProcessSample, one) for answer in answers.values() for one in answer["stacks"][1])
     outcome, container = status.outcome, container_of(event for a in answers.values() for event in a["events"])
     guilty = news.first_culprit(status, outcome) if outcome else None
     return ReportModel(
@@ -217,6 +221,7 @@ def build_report_model(
         news=[(news.t - began, news) for news in _replay_news(answers)],
         epochs=[_shown_epoch(epoch, clean) for epoch in status.epochs],
         notes=[clean(note) for note in (*notes, *_clock_notes(status, answers))],
+        stacks=gather(samples),
         container=container and JobContainer(*map(clean, container)),
         clean=clean,
     )

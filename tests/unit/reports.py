@@ -112,6 +112,7 @@ def answer(node: int, nodes: int, each: int, length: float, points: int = 80, cr
             for r in ranks
         ],
         "tails": [["trainer", r, f"step={r}\nlast words of {r}\n"] for r in ranks],
+        "stacks": [0.0, []],
         "plan": {
             "policy": {"grace": 10.0},
             "work_dir": "/home/ann",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import signal
@@ -20,7 +19,7 @@ from clustertool.errors import ConfigError
 from clustertool.fleet import notify
 from clustertool.model.config.cluster import read_cluster
 from clustertool.model.masking import mask
-from clustertool.model.notification import Notification, describe, needs_apprise, secret_parts
+from clustertool.model.notification import Notification, describe, needs_laptop, secret_parts
 from clustertool.node.jobs.descendants import APART, Descendants
 from clustertool.node.supervisor import notification_sender, notifier
 from clustertool.node.supervisor.notification_sender import deliver, send_once
@@ -287,10 +286,7 @@ def test_a_laptop_that_is_gone_or_sends_none_is_not_waited_for(
     until(lambda: sorted(receiver.events) == ["end", "restart"], "both came")
 
 
-def test_a_node_without_apprise_cannot_send_to_other_services(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+def test_nodes_cannot_send_to_other_services(tmp_path: Path) -> None:
     one = Coordinator(tmp_path, ["mailtos://ann:word@example.org"])
     one.notifier.note("verdict", DONE)
     until(lambda: one.appended, "the failure is recorded")
@@ -323,7 +319,7 @@ def test_the_laptop_sends_the_same_message(receiver: Receiver, tmp_path: Path) -
 def test_apprise_sends_to_other_services(receiver: Receiver, capfd: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("apprise")
     address = (f"json://127.0.0.1:{receiver.server_port}/correct-horse-battery",)
-    assert needs_apprise(address) and notify.can_send(address)
+    assert needs_laptop(address) and notify.can_send(address)
     receiver.messages = []
     assert notify.deliver(address, MESSAGE) == ""
     (got,) = receiver.messages
@@ -346,7 +342,7 @@ def test_a_service_that_apprise_does_not_know() -> None:
 
 
 def test_without_the_extra_only_other_services_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(notify.importlib.util, "find_spec", lambda name: None)
     checked("https://example.org/x")
     checked("")
     with pytest.raises(ConfigError, match="NOTIFY needs apprise") as caught:

@@ -130,6 +130,18 @@ def test_nothing_of_a_program_becomes_markup() -> None:
     assert EVIL in reader.text
 
 
+def test_stacks_of_a_job_without_progress_are_gathered_and_harmless() -> None:
+    given = answers(2, 2)
+    assert "Stacks when no rank" not in made(given).text
+    for node, answer in given.items():
+        frames = [["wait", "/lib/python3.11/threading.py", 9], [EVIL, "/job/train.py", 12]]
+        rank = ["trainer", node, 100 + node, False, "python3", "/job", "S", ""]
+        answer["stacks"] = [BEGAN + 5, [[*rank, [["", frames]]]]]
+    reader = made(given)
+    assert f"trainer 0-1: wait <- train.py:12 {EVIL}" in reader.text
+    assert "img" not in {name for name, _ in reader.tags}
+
+
 @pytest.mark.parametrize("nodes, each", [(1, 1), (3, 2), (20, 4)])
 def test_it_needs_nothing_from_outside(nodes: int, each: int) -> None:
     text = page(story_of(answers(nodes, each)), BEGAN)

@@ -321,7 +321,7 @@ def test_a_page() -> None:
     assert shown[4].rstrip().endswith("ann 20260102-030405-abcd") and shown[5].endswith("ECC  ")
     assert shown[7].split() == "RANK NODE STATE CPU MEMORY STEPS/S LOSS TREND NO OUTPUT BEAT LAST LINE".split()
     assert shown[8].split()[:5] == [">", "trainer", "0", "node1", "running"]
-    assert shown[-1] == "q quit  s sort  / filter  up/down choose  enter log  x stop"
+    assert shown[-1] == "q quit  s sort  / filter  up/down choose  enter log  t stacks  x stop"
 
 
 def test_trends_of_speed_and_loss() -> None:
@@ -367,6 +367,12 @@ def test_what_a_program_prints_is_masked_and_steers_nothing() -> None:
         View(log=TopRank("j", 0, "a", "trainer", 0)), "one s3cr3t\n\x1b]0;x\x07two\n", 10
     )
     assert texts(log)[1:3] == ["one ***", "\\x1b]0;x\\x07two"] and len(log.lines) == 10
+
+
+def test_stacks_are_shown_from_their_first_line() -> None:
+    view = View(log=TopRank("j", 0, "a", "trainer", 0), stacks=True)
+    page = screen().log_page(view, "\n".join(f"frame {number}" for number in range(99)), 10)
+    assert texts(page)[:3] == ["trainer 0 on a, job j: stacks", "frame 0", "frame 1"] and len(page.lines) == 10
 
 
 def test_a_terminal_without_blocks_gets_plain_bars() -> None:

@@ -157,6 +157,9 @@ class JobPlan(TypedDict, total=False):
     processes: fields.PerRank[RankPlan]
 
 
+RecordedStacks = Tuple[fields.Time, fields.Some[ProcessSample]]  # (when they were taken, the samples)
+
+
 class JobUsage(TypedDict):
     """What the node's records have about a job besides its events."""
 
@@ -165,6 +168,7 @@ class JobUsage(TypedDict):
     ranks: fields.PerRank[RankCurve]
     tails: fields.PerRank[Tuple[fields.Role, fields.Rank, fields.LogText]]  # the last lines
     plan: JobPlan
+    stacks: RecordedStacks  # the newest ones since no rank made progress
 
 
 class ReportAnswer(StatusAnswer, JobUsage):

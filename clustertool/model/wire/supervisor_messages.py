@@ -95,7 +95,7 @@ class StacksWanted(TypedDict):
     role: fields.Label  # "": of all
     ranks: fields.Label  # "3,7"; "": of all
     native: bool  # with the frames of native code
-    tool: fields.Label  # the digest of py-spy, "" without
+    tool: fields.Label  # the digest of py-spy; "": that of any which the node has
     seconds: Annotated[float, number(0, 600)]  # that it may take
 
 

@@ -19,7 +19,7 @@ from clustertool.model.job.outcome import Key
 from clustertool.model.job.progress import NOTHING, Metrics, find_metrics
 from clustertool.model.job.state import ranks_of
 from clustertool.model.job.state_names import RankState
-from clustertool.model.paths import CUT, OURS, JobPaths
+from clustertool.model.paths import CUT, OURS, STACKS, JobPaths
 from clustertool.model.shape import to_plain
 from clustertool.node.jobs import rank_log
 from clustertool.node.jobs.queries import record_of
@@ -45,6 +45,7 @@ _LONGEST = 2000  # characters of a command
 _NEWEST = 1 << 17  # bytes of metrics.jsonl in which the newest numbers of ranks are
 _FEW = 5  # newest different losses of a rank
 _ATTEMPTS = 100  # of a rank, the newest ones
+_LARGEST_STACKS = 16 << 20  # bytes at the end of stacks.jsonl
 _ROWS = 150_000  # of all ranks in an answer
 
 
@@ -128,7 +129,18 @@ def _summarize_usage(record: Record, found: Sequence[ProcessStatus], points: int
             "ranks": _rank_curves(record, job, lines, attempts, points),
             "tails": _read_log_ends(record, job, found),
             "plan": _read_plan(job),
+            "stacks": _read_stacks(job),
         }
+
+
+def _read_stacks(job: int) -> answers.RecordedStacks:
+    """Read the newest stacks that were taken since no rank made progress: (time, samples); (0.0, []) without any."""
+    with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
+        with open(files.open_read(job, STACKS), "rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - _LARGEST_STACKS))
+            found = json.loads(file.read().splitlines()[-1])
+            return found["t"], found["rounds"][-1]
+    return 0.0, []
 
 
 def _machine_curve(lines: _Lines, points: int) -> answers.MachineCurve:

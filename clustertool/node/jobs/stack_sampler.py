@@ -11,6 +11,7 @@ could wait as long as it does. The laptop sends py-spy once, by its digest, into
 from __future__ import annotations
 
 import contextlib
+import glob
 import json
 import os
 import time
@@ -20,7 +21,7 @@ from typing import TYPE_CHECKING, BinaryIO, Iterable, List, Mapping, NamedTuple,
 from clustertool.model.job import hang
 from clustertool.model.job.outcome import Key
 from clustertool.model.job.stacks import Frame, ProcessSample, ThreadStack, read_dump
-from clustertool.model.paths import STACKS
+from clustertool.model.paths import FLIGHT_PIPE, STACKS
 from clustertool.model.roles import LAUNCHERS
 from clustertool.node.devices import detect, sent_files
 from clustertool.node.jobs import queries, supervisor_client
@@ -104,8 +105,8 @@ def sample_for_supervisor(
     """
     t, began, rounds, fault = time.time(), time.monotonic(), [], ""
     if folder:
-        tool = next((one for one in detect.sent("py-spy") if sent_files.find("py-spy", one)), "")
-        query = cast("StacksQuery", {**query, "tool": tool, "seconds": query["seconds"] / _ROUNDS})
+        query = cast("StacksQuery", {**query, "seconds": query["seconds"] / _ROUNDS})
+        _request_dumps(folder)
     for number in range(_ROUNDS if folder else 1):
         time.sleep(max(0.0, began + number * _BETWEEN - time.monotonic()))
         rounds.append(sample(targets(heads, members), query))
@@ -124,6 +125,14 @@ def sample_for_supervisor(
     file.flush()
 
 
+def _request_dumps(folder: str) -> None:
+    """Have torch write the dump of its flight recorder in each rank of a job that has made a pipe for that (NCCL only)."""
+    for pipe in glob.glob(os.path.join(glob.escape(folder), f"{FLIGHT_PIPE}*.pipe")):
+        with contextlib.suppress(OSError):  # nothing reads it: the rank has ended
+            with files.closing(os.open(pipe, os.O_WRONLY | os.O_NONBLOCK | os.O_NOFOLLOW)) as fd:
+                os.write(fd, b"1")
+
+
 # -- the samples
 
 
@@ -135,7 +144,9 @@ def sample(found: Iterable[Target], query: StacksQuery) -> List[ProcessSample]:
     role, ranks = query["role"], set(filter(None, query["ranks"].split(",")))
     of_role = [one for one in found if (one.role == role if role else one.role not in LAUNCHERS)]
     chosen = [one for one in of_role if not ranks or str(one.rank) in ranks][:_MOST]
-    tool, end = sent_files.find("py-spy", query["tool"]), time.monotonic() + query["seconds"]
+    kept = [query["tool"]] if query["tool"] else detect.sent("py-spy")
+    tool = next(filter(None, (sent_files.find("py-spy", digest) for digest in kept)), "")
+    end = time.monotonic() + query["seconds"]
     if any(getattr(processes.stat(one.pid), "state", "") == "D" for one in chosen):
         time.sleep(_AGAIN)  # a read of a disk may have ended by then
     pool = ThreadPoolExecutor(max(8, _WIDTH * (os.cpu_count() or 1)))
