@@ -69,8 +69,8 @@ def compare_dumps(folder: Path) -> str:
 
     What it prints of an error is returned, too, and that it did not end in 120 s.
     """
-    beside = Path(sys.executable).with_name("torchfrtrace")
-    tool = str(beside) if beside.exists() else shutil.which("torchfrtrace")
+    own = Path(sys.executable).with_name("torchfrtrace")
+    tool = str(own) if own.exists() else shutil.which("torchfrtrace")
     if tool is None:
         return ""
     argv = [tool, "--allow-incomplete-ranks", "--prefix", _PREFIX, str(folder)]
