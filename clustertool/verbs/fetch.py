@@ -15,11 +15,11 @@ from pathlib import Path
 from clustertool.actions.build_report import build_report
 from clustertool.actions.fetch_output import fetch_output, require_inside
 from clustertool.actions.find_jobs import attach_to
-from clustertool.actions.flight_dumps import compare_dumps, gather_dumps
 from clustertool.actions.read_status import read
 from clustertool.errors import NotFound, UsageError, raise_all
 from clustertool.fleet import this_user
 from clustertool.fleet.fleet import Fleet
+from clustertool.fleet.flight_dumps import compare_dumps, gather_dumps
 from clustertool.model.hints import PROGRAM
 from clustertool.model.job.progress import prometheus_text
 from clustertool.model.paths import FLIGHT, LOGS_MARK, folder_of

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from clustertool.actions import flight_dumps
 from clustertool.errors import NotFound
+from clustertool.fleet import flight_dumps
 from clustertool.fleet.transfer.receive import FolderEntry
 
 PLAIN = {
