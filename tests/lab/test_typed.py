@@ -305,6 +305,8 @@ def test_ctrl_c_on_a_machine_that_is_not_the_first(typed, there):
     running[0].says(r"^\[trainer 0 node0\] ready 0")
     running[1].says(r"^\[trainer 2 node1\] ready 2")
     assert len(sites[0].living()) > 2
+    taken = sites[0].clustertool("stacks").ends(69)  # the other machine cannot be asked
+    assert re.search(r"^trainer 0-1: .*(sleep|nanosleep)", taken.out, re.M) and "trainer 2" not in taken.out
     interrupt(running[1])
     for one in running:
         done = one.wait().ends(130)
