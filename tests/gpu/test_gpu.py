@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 import shutil
 import subprocess
 from collections.abc import Mapping
@@ -78,6 +79,25 @@ def test_each_rank_takes_the_gpu_of_its_local_rank(here, gpus):
     assert {rank["env"]["CUDA_VISIBLE_DEVICES"] for rank in ranks} == {f"{last},{first}"}
     uuids = [bare(row[0]) for row in smi("uuid")]
     assert [bare(rank["uuid"]) for rank in ranks] == [uuids[last], uuids[first]]
+
+
+HANGS = """
+    import os, time, torch, torch.distributed as dist
+    dist.init_process_group("nccl", device_id=torch.device("cuda", 0))
+    dist.all_reduce(torch.ones(8, device="cuda"))
+    torch.cuda.synchronize()
+    print(os.environ["NCCL_RAS_ADDR"], flush=True)
+    time.sleep(1000)
+"""
+
+
+def test_torch_writes_what_it_has_recorded_when_a_job_hangs(here, gpus):
+    here.workspace(".", hangs_py=HANGS)
+    options = (f"--gpus={gpus[0]}", "--hang-timeout=10", "--on-hang=abort")
+    done = here.module("clustertool.verbs.clusterrun", *options, "hangs.py").ends(124)
+    assert "hang: trainer 0" in done.last and "127.0.0.1:" in done.out
+    [dump] = here.folder.glob("**/.clustertool/flight/rank-0")
+    assert {entry["profiling_name"] for entry in pickle.loads(dump.read_bytes())["entries"]} == {"nccl:all_reduce"}
 
 
 def test_nvml_agrees_with_nvidia_smi(bench, gpus):

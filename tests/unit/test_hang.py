@@ -77,6 +77,10 @@ CASES = {
         [waits(0), waits(1, state="T", threads=(), note=STOPPED), waits(2)],
         f"2 of 3 ranks wait in all_reduce (train.py:88); trainer 1 on node1 {STOPPED} since 14:02",
     ),
+    "a rank that swaps": (
+        [waits(0), waits(1, threads=(), note="swaps: most of its memory is not in RAM"), waits(2)],
+        "2 of 3 ranks wait in all_reduce (train.py:88); trainer 1 on node1 swaps: most of its memory is not in RAM since 14:02",
+    ),
     "all for one that is none of them": (
         [waits(0), waits(1), waits(2)],
         "all 3 ranks wait in all_reduce (train.py:88)",
@@ -85,7 +89,7 @@ CASES = {
         [waits(0), waits(1, BARRIER)],
         "trainer 0 on node0 is in all_reduce (train.py:88), trainer 1 on node1 is in barrier (train.py:90) since 14:02",
     ),
-    "a rank alone": ([waits(0, ("acquire", 12))], "all 1 ranks wait in acquire (train.py:12)"),
+    "a rank alone": ([waits(0, ("acquire", 12))], "trainer 0 on node0 waits in acquire (train.py:12)"),
     "a loop in C at first": ([waits(0), runs(1), waits(2)], ""),
     "evaluation of all": ([moves(0), moves(1)], ""),
     "compilation of all": ([runs(0), runs(1)], ""),

@@ -14,6 +14,7 @@ from clustertool.model.job.outcome import Key
 from clustertool.model.job.stacks import Frame, ProcessSample, own_frame, short_file
 from clustertool.model.shape import Annotated, one_of
 
+SWAPS = "swaps: "  # begins the note of a process that is out of memory
 MOVES, RUNS, WAITS, DEBUGGED = "moves", "runs", "waits", "debugged"  # what a rank does
 _DEBUGGERS = ("pdb.py", "bdb.py")
 _IO = 4096  # bytes between two samples; less is that of a heartbeat
@@ -105,9 +106,9 @@ def _cpu(before: Sequence[ProcessSample], after: Sequence[ProcessSample], child:
 
 
 def _is_stuck(pid: int, rounds: Sequence[Sequence[ProcessSample]]) -> bool:
-    """Check whether a process was stopped, or blocked in the kernel, in all rounds."""
-    states = [sample.state for samples in rounds for sample in samples if sample.pid == pid]
-    return all(state in _STUCK for state in states)
+    """Check whether a process was stopped, blocked in the kernel, or swapped out in all rounds."""
+    found = [sample for samples in rounds for sample in samples if sample.pid == pid]
+    return all(sample.state in _STUCK or sample.note.startswith(SWAPS) for sample in found)
 
 
 def _place(sample: ProcessSample, frames: Sequence[Frame]) -> str:
@@ -155,7 +156,8 @@ def describe(hang: Hang, nodes: Mapping[Key, str], since: Mapping[Key, str]) -> 
     first = hang.named[0]
     if not hang.others and len({one.stack for one in hang.named}) == 1 and not first.cause:
         servers = [f"{_name(one, nodes)} is in {one.place}" for one in hang.servers[:_NAMED]]
-        return "; ".join([f"all {count} ranks wait in {first.place}", *servers])
+        all_ranks = f"all {count} ranks wait" if count > 1 else f"{_name(first, nodes)} waits"
+        return "; ".join([f"{all_ranks} in {first.place}", *servers])
     texts = []
     for one in hang.named[:_NAMED]:
         key = (one.role, one.rank)

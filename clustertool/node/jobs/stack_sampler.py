@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from clustertool.model.wire.agent_requests import StacksRequest
     from clustertool.model.wire.supervisor_messages import StacksQuery
 
+_ROOM = 1 << 20  # bytes: a disk with less is full
 _LARGEST = 16 << 20  # characters of a dump
 _LARGEST_ANSWER = 48 << 20  # characters of all samples
 _ANSWER = 5.0  # seconds for the supervisor, beyond those of the sampler
@@ -110,8 +111,11 @@ def sample_for_supervisor(
     for number in range(_ROUNDS if folder else 1):
         time.sleep(max(0.0, began + number * _BETWEEN - time.monotonic()))
         rounds.append(sample(targets(heads, members), query))
-    found: Sequence[object] = hang.trace(rounds, _BETWEEN) if folder else rounds[0]
+    found: Sequence[object] = rounds[0]
     if folder:
+        room = os.statvfs(folder)
+        full = "has no room left on its disk" * (room.f_bavail * room.f_frsize < _ROOM)
+        found = [one._replace(cause=one.cause or full) for one in hang.trace(rounds, _BETWEEN)]
         with contextlib.suppress(OSError), files.closing(files.open_job_dir(folder)) as job:
             journal = files.Journal(files.open_append(job, STACKS))
             journal.write({"t": round(t, 2), "rounds": rounds})
@@ -201,7 +205,7 @@ def _obstacle(pid: int) -> str:
         return "no Python"
     memory = dict(line.split()[:2] for line in _lines(pid, "status") if line.startswith(("VmRSS:", "VmSwap:")))
     swaps = int(memory.get("VmSwap:", "0")) > int(memory.get("VmRSS:", "0"))
-    return "swaps: most of its memory is not in RAM" if swaps else ""
+    return f"{hang.SWAPS}most of its memory is not in RAM" if swaps else ""
 
 
 def _dump(tool: str, pid: int, native: bool, end: float) -> Tuple[Tuple[ThreadStack, ...], str]:
