@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -121,3 +122,38 @@ def cpu(pid: int) -> float:
     """Seconds that a process has used, without its children."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+SLEEPS = """
+    import os, time
+    longest, before = 0.0, time.monotonic()
+    print("ready", flush=True)
+    while not os.path.exists("/tmp/now"):
+        time.sleep(0.01)
+        now = time.monotonic()
+        if os.path.exists("/tmp/taken"):
+            longest = max(longest, now - before - 0.01)
+        before = now
+    print(f"stood still for {1000 * longest:.0f} ms", flush=True)
+"""
+
+
+def test_stacks_of_64_ranks_on_16_nodes_take_2_seconds_and_stop_none_for_100_ms(site) -> None:
+    """Beyond the connections, for which another command is the measure."""
+    many = site(16, acquainted=True)
+    many.conf(CHECKS_OFF=["mesh", "load"])
+    running = many.start("run", "-w", many.workspace(train_py=SLEEPS), "--nproc-per-node=4", "--all-ranks")
+    running.says(r"^\[trainer 63 .*ready")
+    connected = min(many.clustertool("exec", "--command", "true").ends(0).seconds for _ in range(3))
+    many.clustertool("stacks").ends(0)  # it sends py-spy
+    for node in range(16):
+        (many.lab.tmp(node) / "taken").touch()
+    taken = [many.clustertool("stacks").ends(0) for _ in range(3)]
+    for node in range(16):
+        (many.lab.tmp(node) / "now").touch()
+    done = running.wait().ends(0)
+    still = sorted(int(ms) for ms in re.findall(r"stood still for (\d+) ms", done.out))
+    print(f"{[round(one.seconds - connected, 2) for one in taken]} s; still: {still[0]} to {still[-1]} ms")
+    assert re.search(r"^trainer 0-63: (clock_nanosleep|hrtimer_nanosleep) <- train.py:\d+ <module>", taken[0].out, re.M)
+    assert min(one.seconds for one in taken) - connected < 2.0
+    assert len(still) == 64 and still[-1] < 100
