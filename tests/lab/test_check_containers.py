@@ -79,7 +79,13 @@ def test_dry_shows_runtime_image_digest_and_the_command_line_that_runs(some: Cal
 
 
 def _compared(argv: Iterable[str]) -> list[str]:
-    return [one for one in argv if not one.startswith(("--ulimit=", "--name=", "--label=clustertool.place="))]
+    more = (
+        "--ulimit=",
+        "--name=",
+        "--label=clustertool.place=",
+        "--env=KUBEFLOW_TRAINER_",
+    )  # the supervisor adds these
+    return [one for one in argv if not one.startswith(more)]
 
 
 def test_a_runtime_that_a_user_cannot_use(site: Callable[..., LabSite], tmp_path: Path, container_image: Path) -> None:

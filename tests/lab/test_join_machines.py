@@ -36,7 +36,7 @@ ENVIRONMENT = """
     print("rank", os.environ["RANK"], "on", os.uname().nodename, os.getcwd())
 """
 # What differs between a job by ssh and the same one by join, with the same id: docs/without-ssh.md has this table.
-DIFFERENT = {"CLUSTERTOOL_MARK"}
+DIFFERENT = {"CLUSTERTOOL_MARK", "KUBEFLOW_TRAINER_SERVER_URL"}
 OF_LOGIN = {"SSH_CLIENT", "SSH_CONNECTION", "MAIL", "SHLVL", "OLDPWD", "_"}  # of sshd and of the shells
 LOGIN = {"SHELL": "/bin/bash", "LOGNAME": "root"}  # what a login sets and Lab.exec does not
 

@@ -76,6 +76,8 @@ def known_then(found: Any, before: Any) -> Any:
     """Leave out what later versions have added to an answer."""
     if isinstance(found, dict) and isinstance(before, dict):
         return {name: known_then(value, before[name]) for name, value in found.items() if name in before}
+    if isinstance(found, list) and isinstance(before, list):
+        return [*map(known_then, found, before), *found[len(before) :]]
     return found
 
 

@@ -56,6 +56,7 @@ class Served:
         self.seen: list[tuple[Key, Metrics]] = []
         spec = cast(Spec, {"job_dir": str(folder), "common": {}, "processes": self.processes})
         self.endpoint = TrainerEndpoint(os.open(folder, os.O_RDONLY), spec, lambda *one: self.seen.append(one))
+        self.endpoint.start()
         self.url = self.processes[0]["env"][URL]
         self.token = Path(self.processes[0]["env"][TOKEN_FILE]).read_text()
         self.port = int(self.url.split(":")[2].split("/")[0])

@@ -42,6 +42,7 @@ STATUS = {
     "supervised": True,
     "usage": {"7": [0.1, 5]},
     "output": [],
+    "metrics": [],
     "unknown": "",
 }
 

@@ -31,8 +31,8 @@ CLAIMS = """
             claimed = [dict(role="trainer", rank=rank, local_rank=rank, endpoint="", log="") for rank in range(100)]
             first = [dict(type="odd", t=1.0, processes=5)] * FIRST
             event = dict(type="job", t=1.0, id=ID, node=NODE, nodes=NODES, processes=claimed)
-            reply(request, node=NODE, dir=DIR, heartbeat=None, events=[*first, event], output=[], supervised=False, unknown="",
-                  usage={})
+            reply(request, node=NODE, dir=DIR, heartbeat=None, events=[*first, event], output=[], metrics=[],
+                  supervised=False, unknown="", usage={})
         elif request["type"] == "spans":
             reply(request, spans=[])
         else:

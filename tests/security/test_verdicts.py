@@ -70,7 +70,7 @@ def test_the_name_of_a_handler_is_no_type_of_an_event(type: str) -> None:
 
 def test_status_shows_a_running_job() -> None:
     def answer(events: list[Event]) -> dict[str, Any]:
-        return {"events": at(events), "heartbeat": 0.1, "supervised": True, "output": [], "usage": {}}
+        return {"events": at(events), "heartbeat": 0.1, "supervised": True, "output": [], "metrics": [], "usage": {}}
 
     answers = {0: answer(HONEST), 1: answer([HONEST[0], *LIES])}
     assert read_status.as_dict(answers)["state"] == "running"

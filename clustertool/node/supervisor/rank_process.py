@@ -8,12 +8,13 @@ import os
 import resource
 import subprocess
 from functools import partial
-from typing import TYPE_CHECKING, Dict, Iterator, List, Mapping, NamedTuple, Optional, Tuple
+from typing import TYPE_CHECKING, Callable, Dict, Iterator, List, Mapping, NamedTuple, Optional, Tuple
 
 from clustertool.model.job.start_error import after_prelude
 from clustertool.model.launcher_variables import of_launcher, of_scheduler, of_task
 from clustertool.node.storage import files
-from clustertool.node.system import child_signals, prctl, programs
+from clustertool.node.system import child_signals, programs
+from clustertool.node.system.node_context import load_on_demand
 
 if TYPE_CHECKING:
     from clustertool.model.wire.spec_types import ProcessCommand, RankSurroundings, Spec
@@ -105,6 +106,7 @@ def _spawn(rank: RankStart, log: int, apart: bool) -> int:
 
     Raises OSError. In the child, `preexec_fn` makes system calls and takes no lock, so our other threads do not matter.
     """
+    allow_reader = load_on_demand("system.prctl:allow_reader")  # a probe, which starts no rank, need not import it
     child = subprocess.Popen(
         rank.argv,
         stdin=subprocess.DEVNULL,
@@ -113,15 +115,15 @@ def _spawn(rank: RankStart, log: int, apart: bool) -> int:
         cwd=rank.folder,
         env=rank.env,
         start_new_session=True,
-        preexec_fn=partial(_prepare, apart, os.getpid()),
+        preexec_fn=partial(_prepare, apart, partial(allow_reader, os.getpid())),
     )
     child.returncode = 0  # reaped by the supervisor's one waitpid loop, not by subprocess
     return child.pid
 
 
-def _prepare(apart: bool, supervisor: int) -> None:
+def _prepare(apart: bool, allow_reader: Callable[[], None]) -> None:
     """Set the signal mask of a child process before its program, and allow the supervisor to read its stacks."""
-    prctl.allow_reader(supervisor)
+    allow_reader()
     if apart:
         child_signals.block_for_launcher()
     else:

@@ -173,6 +173,7 @@ class Supervisor:
         self.guard.inherited = self.resources.inherited
         self.control.create(self.spec)
         self.ranks.launched.prepare(self.job, self.origin.file)
+        self.monitor.endpoint.start()  # its thread gets no signal, since they are blocked now
         self.record("job", **self.spec["header"])
         me = self.family.head
         self.record(

@@ -33,30 +33,32 @@ _MALFORMED = (OSError, ValueError, KeyError, TypeError, AttributeError, Overflow
 
 
 class TrainerEndpoint:
-    """The server of one supervisor. Make it before a rank starts, and call close() once.
+    """The server of one supervisor. Call start() before a rank starts and after signals are blocked, and close() once.
 
     report: is called in the thread with the rank that has sent numbers, and these.
     """
 
     def __init__(self, job: int, spec: Spec, report: Callable[[Key, Metrics], None]) -> None:
-        """Listen, write the token, and add the variables to those of each trainer for which the user has set neither.
-
-        Without a free port, thread or room on the disk nothing is served.
-        """
-        self._job, self._report = job, report
+        self._job, self._spec, self._report = job, spec, report
         self._token = secrets.token_urlsafe(24)
         self._listener: Optional[socket.socket] = None
-        trainers = [process for process in spec["processes"] if process["role"] == "trainer"]
-        own = [{*spec["common"], *process["env"], *os.environ} for process in trainers]
+
+    def start(self) -> None:
+        """Listen, write the token, and add the variables to those of each trainer for which the user has set neither.
+
+        Without a free port, thread or room on the disk nothing is served. The thread has the mask of signals of the caller.
+        """
+        trainers = [process for process in self._spec["processes"] if process["role"] == "trainer"]
+        own = [{*self._spec["common"], *process["env"], *os.environ} for process in trainers]
         chosen = [process for process, names in zip(trainers, own) if not names & {_URL, _TOKEN_FILE}]
         with contextlib.suppress(OSError, RuntimeError):
             if chosen:
                 self._listener = socket.create_server(("127.0.0.1", 0), backlog=16)
-                files.create(job, TOKEN, self._token.encode(), exclusive=False)
+                files.create(self._job, TOKEN, self._token.encode(), exclusive=False)
                 Thread(target=self._serve, args=(self._listener,), daemon=True).start()
                 for process in chosen:
                     url = f"http://127.0.0.1:{self._listener.getsockname()[1]}/trainer/{process['rank']}"
-                    process["env"].update({_URL: url, _TOKEN_FILE: f"{spec['job_dir']}/{TOKEN}"})
+                    process["env"].update({_URL: url, _TOKEN_FILE: f"{self._spec['job_dir']}/{TOKEN}"})
 
     def close(self) -> None:
         """Stop listening, which ends the thread, and remove the token."""
