@@ -163,8 +163,9 @@ def test_each_rank_is_where_it_is(bench: Bench, py_spy: bytes) -> None:
     job.gone()
 
 
-def test_without_py_spy_there_is_what_the_kernel_knows(bench: Bench) -> None:
-    job = bench.run(None, one_each(rank(SLEEPS), "mkfifo pipe; echo ready; read line <pipe"), per_node=2).ready()
+def test_without_py_spy_there_is_what_the_kernel_knows(bench: Bench, tmp_path: Path) -> None:
+    nodes = bench.nodes(1, env={"HOME": str(tmp_path)})  # no other test has sent it there
+    job = bench.run(nodes, one_each(rank(SLEEPS), "mkfifo pipe; echo ready; read line <pipe"), per_node=2).ready()
     until(lambda: "sleep" in str(places(samples(job))))
     first = next(one for one in samples(job) if one.rank == 0)
     assert first.note == "py-spy is missing"
