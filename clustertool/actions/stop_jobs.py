@@ -78,10 +78,14 @@ def stop_jobs(
         for job in jobs:
             places, names = find_jobs.locate_nodes(listed.get(job, {}), known, fleet.own_names())
             nodes = {name: places.get(node, ours.get(name, -1)) for node, name in enumerate(names)} or ours
-            nodes = {name: agent for name, agent in nodes.items() if complete or (job, agent) in gathered}
             absent = not_listed([fleet.cluster.hosts[agent] for agent in places.values()])
-            found[job] = {name: _answer(fleet, known, gathered, job, agent, absent) for name, agent in nodes.items()}
-            found[job].update(done.get(job, {}))
+            found[job] = of_job = dict[str, Stopped]()
+            for name, agent in nodes.items():
+                if (job, agent) in gathered:
+                    of_job[name] = gathered[job, agent]
+                elif complete:  # a node that answered, and did not list the job, has nothing to stop
+                    of_job[name] = {"jobs": {}} if agent in known else fleet.failed.get(agent, absent)
+            of_job.update(done.get(job, {}))
         return found
 
     queue.sort(key=lambda one: one[0])
@@ -191,22 +195,3 @@ def failures(
     named = {error.node for error in errors}
     errors += [error for error in failed.values() if error.node not in named]
     return [error for error in errors if isinstance(error, Survivors)] or errors
-
-
-def _answer(
-    fleet: Fleet,
-    known: Mapping[int, JobsAnswer],
-    gathered: Mapping[tuple[str, int], Stopped],
-    job: str,
-    agent: int,
-    absent: Unreachable,
-) -> Stopped:
-    """Return what an agent answered to the stop of a job; {"jobs": {}} if it did not list the job, else the error of its node.
-
-    absent: the error if there is no such agent.
-    """
-    if (job, agent) in gathered:
-        return gathered[job, agent]
-    if agent in known:
-        return {"jobs": {}}
-    return fleet.failed.get(agent, absent)
