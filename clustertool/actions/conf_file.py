@@ -11,6 +11,7 @@ import os
 import re
 import sys
 import threading
+import traceback
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -212,9 +213,5 @@ def _run_as_module(path: Path, text: bytes) -> dict[str, object]:
 
 def _line_of(error: BaseException, path: Path) -> str:
     """Return ", line N" for the innermost line of the file `path` in the traceback of an error, "" if it has none."""
-    trace, line = error.__traceback__, ""
-    while trace:
-        if trace.tb_frame.f_code.co_filename == str(path):
-            line = f", line {trace.tb_lineno}"
-        trace = trace.tb_next
-    return line
+    lines = [line for frame, line in traceback.walk_tb(error.__traceback__) if frame.f_code.co_filename == str(path)]
+    return f", line {lines[-1]}" if lines else ""
