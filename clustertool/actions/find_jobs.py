@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import zip_longest
 from typing import TypedDict
 
 from clustertool.engines.base import UNRECORDED, Description, Engine, EngineState, correct_state
@@ -407,11 +408,7 @@ def _names_of_epochs(lists: Iterable[Sequence[str]]) -> list[str]:
 
     A node knows only the nodes that joined while it took part.
     """
-    votes: list[Counter[str]] = []
-    for names in lists:
-        votes += [Counter() for _ in range(len(names) - len(votes))]
-        for number, name in enumerate(names):
-            votes[number].update([name] if name else [])
+    votes = [Counter(filter(None, names)) for names in zip_longest(*lists)]
     return [(found.most_common(1) or [(f"node{number}", 0)])[0][0] for number, found in enumerate(votes)]
 
 
