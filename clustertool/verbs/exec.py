@@ -12,7 +12,7 @@ from contextlib import closing
 from dataclasses import dataclass
 
 from clustertool.actions import load_config
-from clustertool.errors import ClustertoolError, UsageError, raise_all
+from clustertool.errors import JobFailed, UsageError, raise_all
 from clustertool.fleet.node_links import NodeLinks
 from clustertool.fleet.this_machine import Link
 from clustertool.model.config.cluster import Cluster
@@ -75,7 +75,7 @@ class TypedCommand:
 
         With --stream each line is printed when it comes, the output of a single host too; else equal output once, at the end.
         connect: opens the connection to a host, in a thread. A remark names options of exec in the command. Raises Interrupted
-        or Terminated after a signal, the errors of hosts that did not answer, else an error with the highest exit code above 0.
+        or Terminated after a signal, the errors of hosts that did not answer, else a JobFailed with the highest exit code.
         """
         names = {host.index: host.name for host in hosts}
         kept = {node: Kept() for node in names}
@@ -223,7 +223,7 @@ def _json_answer(
 
 
 def _raise_worst(names: Mapping[int, str], gathered: Gathered[int]) -> None:
-    """Raise the errors of nodes that did not answer, else an error with the highest exit code if one is not 0."""
+    """Raise the errors of nodes that did not answer, else a JobFailed with the highest exit code if one is not 0."""
     raise_all(list(gathered.failed.values()))
     codes = gathered.ok
     worst = max(codes.values(), default=0)
@@ -231,9 +231,7 @@ def _raise_worst(names: Mapping[int, str], gathered: Gathered[int]) -> None:
         bad = [names[node] for node, code in codes.items() if code]
         alike = len({code for code in codes.values() if code}) == 1
         most = "" if alike else "at worst "
-        error = ClustertoolError(f"the command ended with {most}exit code {worst} on {fold(bad)}")
-        error.code, error.source = worst, "job"
-        raise error
+        raise JobFailed(f"the command ended with {most}exit code {worst} on {fold(bad)}", worst)
 
 
 def _print_outputs(call: Call, outputs: Mapping[str, tuple[str, str, int | None]]) -> None:

@@ -10,7 +10,7 @@ import sys
 
 from clustertool.actions.find_jobs import attach_to
 from clustertool.actions.read_status import read
-from clustertool.errors import ClustertoolError, NotFound, PreflightError, UsageError, raise_all
+from clustertool.errors import JobFailed, NotFound, PreflightError, UsageError, raise_all
 from clustertool.fleet.this_machine import HereLink
 from clustertool.model.hints import PROGRAM
 from clustertool.model.job.outcome import Key
@@ -48,7 +48,7 @@ def _exec_in_rank(call: Call) -> None:
     """Run a command, or without one a shell at the terminal, in the environment of one rank of a running job.
 
     Raises UsageError for options that do not fit, and for a shell without a terminal; NotFound if no such rank is there; the
-    errors of nodes; and an error with the exit code of the command, if that is not 0.
+    errors of nodes; and a JobFailed with the exit code of the command, if that is not 0.
     """
     given = call.given
     for name in ("timeout", "json", "stream"):
@@ -87,9 +87,7 @@ def _exec_in_rank(call: Call) -> None:
         else:
             raise PreflightError("the engine of this job has no terminal on its nodes", "give a command, and pipe it")
     if code:
-        error = ClustertoolError(f"the command in {where} ended with exit code {code}")
-        error.code, error.source = code, "job"
-        raise error
+        raise JobFailed(f"the command in {where} ended with exit code {code}", code)
 
 
 def _choose_rank(status: JobStatus, role: str, rank: int | None, host: str) -> Key:
