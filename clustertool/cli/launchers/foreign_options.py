@@ -14,6 +14,7 @@ import re
 from collections.abc import Container, Mapping, Sequence
 from types import SimpleNamespace
 
+from clustertool.cli import parser
 from clustertool.cli.launchers import join_options
 from clustertool.cli.launchers.launcher_flags import FLAGS, Flag, Launch, place_host
 from clustertool.cli.launchers.rank_program import UNDER
@@ -205,10 +206,7 @@ def _as_option(flag: Flag) -> Opt:
 
 def _options_by_spelling(flags: Sequence[Flag], own: Sequence[Opt]) -> Mapping[str, Flag | Opt]:
     """Map every spelling of options, with dashes, to its option. A launcher's name has priority over one of `run`."""
-    found: dict[str, Flag | Opt] = {f"--{option.name}": option for option in own}
-    found.update((f"-{option.short}", option) for option in own if option.short)
-    found.update((name, flag) for flag in flags for name in flag.names.split())
-    return found
+    return {**parser.spellings(own), **{name: flag for flag in flags for name in flag.names.split()}}
 
 
 class _Arguments:
