@@ -294,21 +294,14 @@ def _numbers_section(story: ReportModel) -> Html:
 
     The throughput is that of tokens or samples where a rank has printed it, else that of steps.
     """
-    names = ("loss", "tokens_per_second", "samples_per_second", "steps_per_second")
-    curves = [(name, _plots(story, story.ranks, partial(_number_curve, name))) for name in names]
-    loss, *rates = [(name, lines) for name, lines in curves if name == "loss" or any(line.curve for line in lines)]
-    drawn = [
-        chart(
-            f"{name.replace('_per_second', '/s')} of each rank",
-            lines,
-            story.length,
-            "{:.4g}".format,
-            0.0,
-            *story.restarts,
-        )
-        for name, lines in (loss, *rates[:1])
-        if any(line.curve for line in lines)
-    ]
+    drawn: list[Html] = []
+    for names in (("loss",), ("tokens_per_second", "samples_per_second", "steps_per_second")):
+        for name in names:
+            lines = _plots(story, story.ranks, partial(_number_curve, name))
+            if any(line.curve for line in lines):
+                title = f"{name.replace('_per_second', '/s')} of each rank"
+                drawn.append(chart(title, lines, story.length, "{:.4g}".format, 0.0, *story.restarts))
+                break
     key = tag("p", tag("span", "restart", class_="key line-restart"), class_="keys") if story.restarts else None
     return _section("Loss and throughput", tag("div", drawn, class_="charts"), key) if drawn else Html("")
 
