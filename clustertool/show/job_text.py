@@ -141,8 +141,18 @@ def _event_text(node: str, event: Event) -> str:
     if event["type"] == "disk":
         became = "is full: what is printed now is lost" if event["full"] else "has room again"
         return f"{node}: the disk of {event['root']} {became}"
-    if event["type"] in _OF_EPOCHS:
-        return _OF_EPOCHS[event["type"]](node, event)
+    if event["type"] == "epoch":
+        return _epoch_text(event)
+    if event["type"] == "standby":
+        return f"{event['name']} is on standby: it takes part when the job needs it"
+    if event["type"] == "left-out":
+        return f"{event['name']} does not take part in the next epoch: {event['why']}"
+    if event["type"] == "below-minimum":
+        waits = f"the job waits for nodes: {event['present']} of at least {event['minimum']} are there"
+        return f"{waits}; it ends after {event['seconds']:g} s"
+    if event["type"] == "lease-lost":
+        silent = f"the coordinator has not acknowledged a heartbeat for {event['seconds']:g} s"
+        return f"{node}: {silent}, so its ranks were ended"
     if event["type"] == "memory-in-use":
         used = f"{node}: ended processes still use {human_bytes(event['used'])} of its devices"
         return f"{used}: the next ones start when they are free, after {event['seconds']:g} s at the latest"
@@ -164,33 +174,12 @@ def _event_text(node: str, event: Event) -> str:
     return f"{node}: still alive: {', '.join(event['survivors'])}" if event["type"] == "clean" else ""
 
 
-def _epoch_text(node: str, event: Mapping[str, Any]) -> str:
+def _epoch_text(event: Mapping[str, Any]) -> str:
     """Describe an epoch that begins: how many nodes, how many left and joined, what the change has cost."""
     changes = [f"{count(len(event[change]), 'node')} {change}" for change in ("left", "joined") if event[change]]
     changed = f" ({', '.join(changes)})" if changes else ""
     cost = f", {event['seconds']:g} s after the last useful work" if event["seconds"] else ""
     return f"epoch {event['attempt']} begins with {count(len(event['nodes']), 'node')}{changed}{cost}"
-
-
-def _below_minimum_text(node: str, event: Mapping[str, Any]) -> str:
-    """Describe that an elastic job waits because it has too few nodes, and when it ends."""
-    waits = f"the job waits for nodes: {event['present']} of at least {event['minimum']} are there"
-    return f"{waits}; it ends after {event['seconds']:g} s"
-
-
-def _lease_text(node: str, event: Mapping[str, Any]) -> str:
-    """Describe that the ranks of a node were ended because the coordinator did not answer it."""
-    silent = f"the coordinator has not acknowledged a heartbeat for {event['seconds']:g} s"
-    return f"{node}: {silent}, so its ranks were ended"
-
-
-_OF_EPOCHS: Mapping[str, Callable[[str, Mapping[str, Any]], str]] = {
-    "epoch": _epoch_text,
-    "standby": lambda node, event: f"{event['name']} is on standby: it takes part when the job needs it",
-    "left-out": lambda node, event: f"{event['name']} does not take part in the next epoch: {event['why']}",
-    "below-minimum": _below_minimum_text,
-    "lease-lost": _lease_text,
-}
 
 
 def membership_text(membership: MembershipSample) -> str:
