@@ -94,9 +94,8 @@ def _wait_for_start(call: Call, child: JoinChild, patience: float) -> Report:
     """
     try:
         return _show_meeting(call, child, patience)
-    except (
-        BaseException
-    ) as error:  # also where the output is closed: this command must not wait for other machines then
+    except BaseException as error:
+        # Also where the output is closed: this command must not wait for other machines then.
         interrupted = isinstance(error, signals.STOPS) and error.code == 130
         _end_process(child, signal.SIGINT if interrupted else signal.SIGTERM, patience)
         raise
@@ -105,7 +104,8 @@ def _wait_for_start(call: Call, child: JoinChild, patience: float) -> Report:
 def _show_meeting(call: Call, child: JoinChild, patience: float) -> Report:
     """Wait for the plan and the start of the job, show other reports, and return the report of the plan.
 
-    Raises what the process reported, InternalError if it ended without a report, and what a signal causes.
+    Raises what the process reported, as one error with the exit code of the process if it is not 0; InternalError if it ended
+    without a report, and what a signal causes.
     """
     planned: Report = {}
     first = True  # this machine is the one where the others join
@@ -127,8 +127,10 @@ def _show_meeting(call: Call, child: JoinChild, patience: float) -> Report:
             failed.append(_reported_error(report))
         elif kind == "closed":
             code = child.wait(patience)
-            if failed:
-                raise _join_errors(failed, code)
+            found = as_one(failed)
+            if found is not None:
+                found.code = code or found.code
+                raise found
             what = f"the joining process ended with {code}: {child.errors or 'without a reason'}"
             raise InternalError(what, errors.REPORT)
         else:
@@ -141,14 +143,6 @@ def _own_ranks_text(planned: Report) -> str:
     own = grouped((role_name(role), rank) for role, rank in planned["ranks"])
     texts = [f"{name}{'s' if len(ranks_) > 1 else ''} {ranges(ranks_)}" for name, ranks_ in own.items()]
     return ", ".join(texts) or "no process"
-
-
-def _join_errors(failed: list[ClustertoolError], code: int | None) -> ClustertoolError:
-    """Combine the reported errors into one, with the exit code of the process if it is not 0."""
-    found = as_one(failed)
-    assert found is not None
-    found.code = code or found.code
-    return found
 
 
 def _note_report(call: Call, report: Report, first: bool) -> None:
