@@ -465,15 +465,13 @@ def wait_for_start(call: Call, engine: Engine, job: str, grace: float) -> bool:
     except _Detached:
         _report_left(call, job, "queued", "detached")
         return False
-    except signals.STOPS as error:
-        _cancel_job(call, engine, job, error, grace)
-        error.fix = ""
-        raise
     except EndedBefore:
         show_join_log(call, read_join_log(engine, job))
         raise
-    except CannotStart as error:
+    except (*signals.STOPS, CannotStart) as error:
         _cancel_job(call, engine, job, error, grace)
+        if not isinstance(error, CannotStart):  # which names the limit
+            error.fix = ""
         raise
     return True
 
