@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import io
 import re
-import unicodedata
 from collections.abc import Callable, Iterable, Sequence
 from typing import IO, Literal, NamedTuple, cast
 
 from rich import box
+from rich.cells import cell_len
 from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
@@ -62,7 +62,7 @@ def _plain_lines(title: str, columns: Sequence[str], rows: Sequence[Sequence[Cel
     widths = _widths(texts)
     lines = [title] if title else []
     for row in texts:
-        filled = (text + " " * (width - _columns(text)) for text, width in zip(row, widths))
+        filled = (text + " " * (width - cell_len(text)) for text, width in zip(row, widths))
         lines.append(_GAP.join(filled).rstrip())
     return lines
 
@@ -76,14 +76,7 @@ def _cell(value: object, printable: Callable[[str], str]) -> Cell:
 
 def _widths(rows: Sequence[Sequence[str]]) -> list[int]:
     """Compute the width of each column."""
-    return [max(map(_columns, column)) for column in zip(*rows)]
-
-
-def _columns(text: str) -> int:
-    """Count the columns of a terminal that a text takes: wide characters two, combining ones none."""
-    if text.isascii():
-        return len(text)
-    return sum(0 if unicodedata.combining(c) else 2 if unicodedata.east_asian_width(c) in "WF" else 1 for c in text)
+    return [max(map(cell_len, column)) for column in zip(*rows)]
 
 
 def _draw_table(
