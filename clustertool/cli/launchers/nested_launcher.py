@@ -292,11 +292,9 @@ def _command_line(outer: Sequence[str], inner: Inner, program: Sequence[str]) ->
     """
     shown, before = [], ""
     for text in _without_options(outer, inner):
-        flag, _, pair = (
-            text.partition("=") if text.startswith("--env=") else ("", "", text if before == "--env" else "")
-        )
-        hidden = f"{pair.partition('=')[0]}=***" if pair else text
-        shown.append(f"{flag}={hidden}" if flag else hidden)
+        option = "--env=" if text.startswith("--env=") else ""
+        pair = text.removeprefix(option) if option or before == "--env" else ""
+        shown.append(f"{option}{pair.partition('=')[0]}=***" if pair else text)
         before = text
     options = (text for option in inner.options for text in option if text)  # a switch has no value
     return shlex.join([*shown, *options, *program])
