@@ -54,10 +54,8 @@ def status_tables(status: Shown, terminal: Terminal, now: float) -> None:
     names = {node["index"]: node["name"] or f"node {node['index']}" for node in status["nodes"]}
     state = (status["outcome"] or status)["state"]
     terminal.line(f"job {status['job']}: {_verdict(status)}", STYLES.get(state, "") or "bold")
-    for wait in status["waits"]:
-        terminal.line(f"  {wait}", "yellow")
-    for warning in status.get("warnings", ()):
-        terminal.line(f"  {warning}", "yellow")
+    for text in (*status["waits"], *status.get("warnings", ())):
+        terminal.line(f"  {text}", "yellow")
     if status["advice"]:
         terminal.line(f"  fix: {status['advice']}")
     if status.get("holds_output"):
@@ -196,16 +194,14 @@ def rank_note(process: ProcessStatus) -> str:
     return f"listens on {process.listens}, not on {process.endpoint}" if process.listens else ""
 
 
-def jobs_table(jobs: Iterable[Shown], terminal: Terminal, now: float) -> None:
+def jobs_table(jobs: Sequence[Shown], terminal: Terminal, now: float) -> None:
     """Print jobs, as `jobs --json` has them, as a table, with a column of names if a name differs from its id.
 
     now: seconds since the epoch.
     """
-    rows = [(job["id"], job.get("name", ""), *_job_cells(job, now)) for job in jobs]
-    named = any(name not in ("", id_) for id_, name, *_ in rows)
-    columns = ("id", *(("name",) if named else ()), *_JOBS)
-    shown = [(id_, *((name,) if named else ()), *rest) for id_, name, *rest in rows]
-    table("", columns, shown, terminal=terminal, narrow=_FEW_OF_JOBS)
+    names = ("id", "name") if any(job.get("name", "") not in ("", job["id"]) for job in jobs) else ("id",)
+    rows = [(*(job.get(name, "") for name in names), *_job_cells(job, now)) for job in jobs]
+    table("", (*names, *_JOBS), rows, terminal=terminal, narrow=_FEW_OF_JOBS)
 
 
 def check_matrix(rows: Sequence[Shown], terminal: Terminal) -> None:
