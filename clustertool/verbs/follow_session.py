@@ -302,7 +302,8 @@ class FollowSession:
         if self._stops and self._key.readable and until is None:
             self.call.terminal.note("Ctrl+C stops the job; Ctrl+D detaches: the job goes on")
         try:
-            for item in self._follower.items(self._check, done):
+            # With `ends`, signals are handled by JobStopper.
+            for item in self._follower.items((lambda: None) if self._stops else signals.check, done):
                 self._show_item(item)
         except ReaderGone:
             if self._stops:
@@ -333,11 +334,6 @@ class FollowSession:
         if endpoints and all(endpoints):
             self._lacks_endpoints = False
             self.copy_piece(LogPiece(ENDPOINTS, 0, endpoints_log(endpoints).encode()))
-
-    def _check(self) -> None:
-        """Raise what signals.check() raises if an interrupt only leaves the job. Else JobStopper handles signals."""
-        if not self._stops:
-            signals.check()
 
     def _warn_of_away_nodes(self) -> None:
         """Warn of nodes whose last output was not shown, since they did not come back before the end."""
