@@ -16,7 +16,7 @@ from clustertool.engines import base
 from clustertool.engines.base import Engine
 from clustertool.errors import ClustertoolError, raise_all
 from clustertool.fleet.agent_client import Sink
-from clustertool.fleet.fleet import LAG
+from clustertool.fleet.fleet import LAG, Fleet
 from clustertool.model.config.folded_names import fold
 from clustertool.model.job.state_names import JobState, NodeState
 from clustertool.model.wire.messages import STATUS
@@ -32,12 +32,17 @@ def jobs(call: Call) -> None:
     """
     with engine_of(call, lag=None if call.json else LAG) as engine:
         _show_jobs(call, engine)
-        late = engine.fleet.late
-        if late:
-            call.terminal.note(f"{fold(map(engine.fleet.name, late))}: still logging in")
-            engine.fleet.wait_for_late()
-        if engine.fleet.agents.keys() & set(late):
+        if _wait_for_late(call, engine.fleet):
             _show_jobs(call, engine)
+
+
+def _wait_for_late(call: Call, fleet: Fleet) -> bool:
+    """Wait for nodes that still log in, with a note of their names, and check whether one of them is connected then."""
+    late = fleet.late
+    if late:
+        call.terminal.note(f"{fold(map(fleet.name, late))}: still logging in")
+        fleet.wait_for_late()
+    return bool(fleet.agents.keys() & set(late))
 
 
 def _show_jobs(call: Call, engine: Engine) -> None:
@@ -132,13 +137,10 @@ def status(call: Call) -> None:
     role = role_of(call.given.role) if call.given.role else ""
     with engine_of(call, lag=LAG, newest=True) as engine:
         lost = _show_job(call, engine, role)
-        late = engine.fleet.late
-        if call.json and lost.issuperset(map(engine.fleet.name, late)):  # one document has what is known of them
-            engine.fleet.give_up()
-        elif late:
-            call.terminal.note(f"{fold(map(engine.fleet.name, late))}: still logging in")
-            engine.fleet.wait_for_late()
-        if engine.fleet.agents.keys() & set(late):
+        fleet = engine.fleet
+        if call.json and lost.issuperset(map(fleet.name, fleet.late)):  # one document has what is known of them
+            fleet.give_up()
+        elif _wait_for_late(call, fleet):
             _show_job(call, engine, role)
 
 
