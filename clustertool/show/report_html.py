@@ -58,15 +58,9 @@ def page(story: ReportModel, made: float) -> str:
         Html(f"<style>{style}</style>"),
     )
     top = tag("div", _verdict_section(story), _stragglers_section(story), class_="top")
-    life = (_notes_section(story), _stacks_section(story), _numbers_section(story), _timeline_section(story))
-    tables = (
-        _events_section(story),
-        _nodes_section(story),
-        _epochs_section(story),
-        _processes_section(story),
-        _plan_section(story),
-    )
-    main = tag("main", top, *life, *tables, _explanations())
+    life = (_notes_section, _stacks_section, _numbers_section, _timeline_section, _events_section)
+    tables = (_nodes_section, _epochs_section, _processes_section, _plan_section)
+    main = tag("main", top, *(section(story) for section in (*life, *tables)), _explanations())
     footer = tag("footer", f"clustertool {__version__}, {_date(made)}")
     return f"<!doctype html>\n{tag('html', head, tag('body', _page_header(story), main, footer), lang='en')}\n"
 
