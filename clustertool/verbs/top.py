@@ -36,8 +36,8 @@ from clustertool.model.job.state_names import RankState
 from clustertool.model.job.stop_result import read_result
 from clustertool.model.shape import read
 from clustertool.model.wire.agent_answers import GlanceAnswer, StacksAnswer
+from clustertool.model.wire.agent_requests import StacksRequest
 from clustertool.model.wire.messages import SAMPLE, STACKS, TAIL, Request
-from clustertool.model.wire.supervisor_messages import StacksWanted
 from clustertool.show.device_table import devices_tables, engine_nodes_table
 from clustertool.show.job_text import stop_text
 from clustertool.show.program_name import commanded
@@ -166,25 +166,19 @@ class Top:
 
         The last 200 lines of the log, or the stacks, are requested with each sample; "..." until they come.
         """
-        log = self._view.log
-        if log is not None and self._view.stacks:
-            of_rank: StacksWanted = {
-                "role": log.role,
-                "ranks": str(log.rank),
-                "native": False,
-                "tool": "",
-                "seconds": 10.0,
-            }
-            taken = self._poll.add_request(log.agent, STACKS({"job": log.job, **of_rank}))
-            text = "\n".join(_stack_texts(taken)) if taken else "..."
-            page = self._screen.log_page(self._view, text, height)
-        elif log is not None:
-            tail = self._poll.add_request(log.agent, TAIL({"job": log.job, "log": log.log, "lines": 200}))
-            page = self._screen.log_page(self._view, str(tail["text"]) if tail else "...", height)
-        else:
+        log, text = self._view.log, "..."
+        if log is None:
             page = self._screen.page(self._picture, self._view, width, height, self._failed(), now)
             self._ranks = page.ranks
-        return draw(page, width)
+            return draw(page, width)
+        if self._view.stacks:
+            how = StacksRequest(job=log.job, role=log.role, ranks=str(log.rank), native=False, tool="", seconds=10.0)
+            taken = self._poll.add_request(log.agent, STACKS(how))
+            text = _stacks_text(taken) if taken else text
+        else:
+            tail = self._poll.add_request(log.agent, TAIL({"job": log.job, "log": log.log, "lines": 200}))
+            text = str(tail["text"]) if tail else text
+        return draw(self._screen.log_page(self._view, text, height), width)
 
     def _take(self) -> None:
         """Feed the new samples of all nodes to the model, and count them."""
@@ -267,12 +261,11 @@ class Top:
             self._view.message = f"job {job}: {error.what}"
 
 
-def _stack_texts(answer: StacksAnswer) -> list[str]:
-    """List the lines about the stacks of a rank, and why there are none or not all."""
+def _stacks_text(answer: StacksAnswer) -> str:
+    """Return the lines about the stacks of a rank, and why there are none or not all."""
     groups = stacks.gather(read(stacks.ProcessSample, one) for one in answer["samples"])
-    return (
-        [*(text for text, _ in stack_lines(groups)), answer["fault"]] if groups or answer["fault"] else ["it has ended"]
-    )
+    lines = [text for text, _ in stack_lines(groups)]
+    return "\n".join(filter(None, [*lines, answer["fault"]])) or "it has ended"
 
 
 def _terminal_size() -> tuple[int, int]:
