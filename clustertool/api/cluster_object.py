@@ -159,9 +159,8 @@ class Cluster:
         of them for what is wrong on nodes. Nothing runs then.
         """
         if not job and not job_workspace:
-            raise UsageError(
-                "run() needs a job", 'a folder: run("./job"), or one that every node has: job_workspace="/srv/job"'
-            )
+            fix = 'a folder: run("./job"), or one that every node has: job_workspace="/srv/job"'
+            raise UsageError("run() needs a job", fix)
         if isinstance(shards, str):
             shards = (shards,) if shards else ()
         options = Options(

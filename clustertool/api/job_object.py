@@ -198,9 +198,8 @@ class Job:
                     follower.report_attached()
                     beat_at = time.monotonic()
                 if caller.listens and time.monotonic() - shown_at >= _SAMPLE:
-                    _report_progress(
-                        caller, fleet, follower
-                    )  # which waits for nodes: the job is followed between two of them
+                    # It waits for nodes: the job is followed between two of them.
+                    _report_progress(caller, fleet, follower)
                     shown_at = time.monotonic()
                 return False
 

@@ -57,9 +57,8 @@ def _exec_in_rank(call: Call) -> None:
     command = list(given.arguments) or (["/bin/sh", "-c", given.command] if given.command else [])
     terminal = terminal_session.present()
     if not command and not terminal:
-        raise UsageError(
-            "exec --in-job opens a shell, which needs a terminal", f"{PROGRAM} exec --in-job COMMAND runs a command"
-        )
+        fix = f"{PROGRAM} exec --in-job COMMAND runs a command"
+        raise UsageError("exec --in-job opens a shell, which needs a terminal", fix)
     role, rank = role_of(given.role), read_whole_number(given.rank, "--rank")
     with open_engine(call, newest=True) as engine:
         job = attach_to(engine, given.job, running=True)["id"]

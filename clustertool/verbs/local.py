@@ -49,9 +49,8 @@ def _stop_jobs(call: Call, cluster: Cluster) -> None:
     """
     with Fleet(cluster, signals.check).open() as fleet:
         known = ask_jobs(fleet, "")
-        for job, answers in stop_jobs(
-            fleet, unfinished_jobs(known), stop_how(f"{commanded()} stop", cluster.grace), known
-        ).items():
+        how = stop_how(f"{commanded()} stop", cluster.grace)
+        for job, answers in stop_jobs(fleet, unfinished_jobs(known), how, known).items():
             results = {name: read_result(answer, job) for name, answer in answers.items()}
             left = {name: result for name, result in results.items() if not result.over}
             for name, result in left.items():
