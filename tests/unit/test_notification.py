@@ -392,7 +392,9 @@ def test_a_process_that_sends_and_what_it_starts_are_no_processes_of_the_job(tmp
                 assert process is not None
                 os.kill(process.pid, signal.SIGKILL)
             sender.wait()
-            assert {process.pid for process in family.living()} <= before and not APART, "a later process may have its pid"
+            assert {process.pid for process in family.living()} <= before and not APART, (
+                "a later process may have its pid"
+            )
         finally:
             rank.kill()
             sender.kill()
