@@ -248,7 +248,7 @@ class JoinCoordinator:
         elif isinstance(action, decisions.Go):
             for one in self._state.standby:  # they connect again, and wait at the coordinator
                 self._members.close(one.connection)
-            self._members.end({"type": "go"}, _LAST_MESSAGE, until_closed=True)
+            self._members.end({"type": "go"})
             self._signals.close()
             self._result = self._node.run()
         elif isinstance(action, decisions.OutOfEpoch):
@@ -505,7 +505,7 @@ class JoinCoordinator:
         An elastic job's bundle is removed, too, unless the engine may start the job again. silent: a node does not answer.
         """
         self._report.failed(error)
-        self._members.end({"type": "abort", "errors": error_rows(error)}, _LAST_MESSAGE, until_closed=True)
+        self._members.end({"type": "abort", "errors": error_rows(error)})
         self._node.undo()
         self._node.record_error(error, coordinates=True)
         if self._state.elastic is not None and not self._join.of_engine.keep_bundle:
@@ -619,23 +619,20 @@ class JoinMembers:
         for connection in list(self._links):
             self.close(connection)
 
-    def end(self, message: Mapping[str, object], seconds: float, until_closed: bool = False) -> None:
-        """Stop listening, send all a last message, and close each connection when it is sent, after `seconds` at the latest.
+    def end(self, message: Mapping[str, object]) -> None:
+        """Stop listening, send all a last message, and close each connection when the other side has, after 3 s at the latest.
 
-        until_closed: wait until the other side has closed it, so it has the message. A kernel drops what it could not send so
-        far if anything arrives at a closed connection.
+        The other side has the message then. A kernel drops what it could not send so far if anything arrives at a closed
+        connection.
         """
         self.stop_listening()
         self.send_all(message)
-        until = time.monotonic() + seconds
-        left: List[Tuple[int, TlsLink]] = list(self._links.items())
-        while left and time.monotonic() < until:
-            for connection, wire in left:
+        until = time.monotonic() + _LAST_MESSAGE
+        while self._links and time.monotonic() < until:
+            for connection, wire in list(self._links.items()):
                 try:
                     wire.turn()
                 except ConnectionError:
                     self.close(connection)
-            left = [(number, wire) for number, wire in self._links.items() if until_closed or wire.backlog]
             time.sleep(0.002)
-        for connection in list(self._links):
-            self.close(connection)
+        self.leave()
