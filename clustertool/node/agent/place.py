@@ -100,10 +100,7 @@ def _make_directory(spec: Spec) -> int:
 
     Raises UsageError if it exists, and PreflightError if it cannot be made.
     """
-    root, base = spec["root"], os.path.dirname(spec["job_dir"])
-    files.make_root(root)
-    if base != root:
-        files.make_dir(root, os.path.basename(base))
+    files.make_root(spec["root"])
     return files.make_job_dir(spec["job_dir"])
 
 

@@ -154,8 +154,6 @@ def first_record(join: JoinFile, root: str) -> Optional[MemberRecord]:
         return None
     spec = unplanned_spec(join, root, socket.gethostname())
     files.make_root(root)
-    if join.own.base != root:
-        files.make_dir(root, os.path.basename(join.own.base))
     if os.path.lexists(spec["job_dir"]) and place.is_placed_with(spec["job_dir"], spec["token"]):
         _require_no_epoch(join, spec)
     else:
