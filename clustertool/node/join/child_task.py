@@ -25,6 +25,7 @@ from clustertool.node.agent import place
 from clustertool.node.container.image_store import pull_image
 from clustertool.node.probe.container_probe import read_runtime
 from clustertool.node.probe.probe import probe
+from clustertool.node.storage import files
 from clustertool.node.system import processes
 from clustertool.node.system.child_signals import END
 from clustertool.node.system.node_context import NodeContext, PlacingContext, WorkCounter
@@ -244,7 +245,5 @@ def _run_for_answer(do: Callable[[], Reply]) -> Reply:
 
 def _send(answer: int, reply: Reply) -> None:
     """Write the answer to the pipe as a line of JSON. Nothing is done if the parent has died."""
-    data = memoryview(json.dumps(reply).encode() + b"\n")
     with contextlib.suppress(OSError):  # the parent has died
-        while data:
-            data = data[os.write(answer, data) :]
+        files.write_all(answer, json.dumps(reply).encode() + b"\n")
