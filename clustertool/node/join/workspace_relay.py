@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Dict, List, Mapping, Optional, Sequence, Set, Tuple
 
-from clustertool.errors import ClustertoolError, DispatchError, from_wire
+from clustertool.errors import DispatchError, from_wire
 from clustertool.model.dispatch import manifest, topology
 from clustertool.model.facts import ByNode, Identity
 from clustertool.node.dispatch.relay_process import RelayProcess
@@ -137,7 +137,7 @@ class WorkspaceRelay:
         """
         kind = report["type"]
         if kind == "relay-failed":
-            raise _failure(report)
+            raise from_wire(str(report.get("kind", "DispatchError")), str(report["what"]), str(report["fix"]))
         if kind == "relay-idle":
             self._causes = [str(why) for why in report["why"]]
             return False
@@ -152,8 +152,3 @@ class WorkspaceRelay:
         if self._process is not None:
             self._process.end()
             self._process = None
-
-
-def _failure(report: Header) -> ClustertoolError:
-    """Create the error that a relay has reported."""
-    return from_wire(str(report.get("kind", "DispatchError")), str(report["what"]), str(report["fix"]))
