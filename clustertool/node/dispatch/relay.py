@@ -136,21 +136,20 @@ class Relay:
             self._listener = listen(str(order["address"]), 0, 64)
 
     def run(self) -> None:
-        """Fetch and serve pieces until the laptop ends that, then prune the store, unless the release is still being saved."""
+        """Fetch and serve pieces until the laptop ends that, then prune the store, unless the release is still being saved.
+
+        It reports its port first. A helper begins with the stored manifest.
+        """
         with self._store.used():  # else another dispatch might prune what this one has so far
-            self._run_until_end()
+            port = self._listener.getsockname()[1] if self._listener else 0
+            self._laptop.report("ready", port=port, empty=self._store.empty)
+            if self._order.get("helper") and self._inventory.read_stored_manifest():
+                self._take_manifest()
+            while not self._ended and not self._laptop.closed:
+                self._turn()
         saving = self._inventory.saving
         if saving.over or not saving.begun:  # else a release is being named, whose pieces are not known here
             self._store.prune()
-
-    def _run_until_end(self) -> None:
-        """Report the port, begin with the stored manifest as a helper, and turn until the relay is to end."""
-        port = self._listener.getsockname()[1] if self._listener else 0
-        self._laptop.report("ready", port=port, empty=self._store.empty)
-        if self._order.get("helper") and self._inventory.read_stored_manifest():
-            self._take_manifest()
-        while not self._ended and not self._laptop.closed:
-            self._turn()
 
     def close(self) -> None:
         """Close the connections to other nodes, and the port.
@@ -406,7 +405,9 @@ class Relay:
         """
         for header in headers:
             if len(link.owed) < _MOST_OWED:
-                link.owed.append(_requested_piece(header))
+                if header["type"] != "get":
+                    raise ValueError(f"a message of type {str(header['type'])[:20]!r}")
+                link.owed.append(int(header["piece"]))
         while link.owed and link.wire.backlog < _AHEAD:
             number = link.owed.pop(0)
             if number not in self._inventory:
@@ -430,10 +431,3 @@ class Relay:
                 link.wire.send({"type": "new", "new": arrived[link.announced :]})
             link.announced = len(arrived)
             link.wire.flush()
-
-
-def _requested_piece(header: Header) -> int:
-    """Return the number of the piece that a taker requests. Raises ValueError or KeyError for another message."""
-    if header["type"] != "get":
-        raise ValueError(f"a message of type {str(header['type'])[:20]!r}")
-    return int(header["piece"])

@@ -50,8 +50,7 @@ class RelayProcess:
             data = b""
         if data:
             return [header for header, _ in self._decoder.feed(data)]
-        self._socket.close()
-        processes.reap(self._pid, _END)
+        self.end()
         return None
 
     def end(self) -> None:
@@ -68,11 +67,8 @@ def _run_relay(control: socket.socket, order: RelayRequest, root: str) -> None:
     try:
         processes.set_name("ct-relay")
         control.setblocking(False)
-        relay = Relay(control, order, root)
-        try:
+        with contextlib.closing(Relay(control, order, root)) as relay:
             relay.run()
-        finally:
-            relay.close()
     except ClustertoolError as error:
         _report_failure(control, as_wire(error))
     except Exception:  # noqa: BLE001 - the outermost boundary of this process: an unexpected error is reported as a bug
@@ -82,6 +78,5 @@ def _run_relay(control: socket.socket, order: RelayRequest, root: str) -> None:
 def _report_failure(control: socket.socket, error: Dict[str, str]) -> None:
     """Send the agent the error, within 5 s. It may have ended."""
     with contextlib.suppress(OSError):
-        control.setblocking(True)
         control.settimeout(5.0)
         control.sendall(encode({"type": "relay-failed", **error}))
