@@ -10,7 +10,6 @@ what takes longest. Its process (relay_process.py) ends when the agent does, or 
 from __future__ import annotations
 
 import contextlib
-import errno
 import functools
 import os
 import socket
@@ -23,7 +22,7 @@ from clustertool.model.dispatch import manifest, topology
 from clustertool.model.wire.frames import Decoder, Frame, FrameError, Header, Sink, encode
 from clustertool.node.dispatch.piece_inventory import Inventory
 from clustertool.node.storage.release_store import Store, no_room
-from clustertool.node.system.tls_link import TlsLink, context, listen, wait_for
+from clustertool.node.system.tls_link import TlsLink, context, dial, listen, wait_for
 
 if TYPE_CHECKING:
     from clustertool.model.wire.agent_requests import RelayRequest
@@ -248,15 +247,15 @@ class Relay:
 
     def _connect(self, address: fetch.Address) -> None:
         """Begin a connection to a source; if that fails at once, let the scheduler choose others."""
-        sock = socket.socket(socket.AF_INET6 if ":" in address[0] else socket.AF_INET, socket.SOCK_STREAM)
-        sock.setblocking(False)
-        code = sock.connect_ex(address)
+        try:
+            sock = dial(*address)
+        except OSError as error:
+            self._carry_out(self._scheduler.closed(address, str(error.strerror), time.monotonic()))
+            return
         link = PeerLink(address, time.monotonic())
         sink_of = functools.partial(self._sink_of_source, link)
         link.wire = TlsLink(sock, self._client, False, _MAX_HEADER, manifest.MOST, sink_of)
         self._links.append(link)
-        if code not in (0, errno.EINPROGRESS):
-            self._lose_link(link, os.strerror(code))
 
     def _lose_link(self, link: PeerLink, why: str) -> None:
         """Close a connection that has failed; if it is to a source, let the scheduler choose others."""
