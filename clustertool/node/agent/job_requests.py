@@ -43,8 +43,7 @@ def release(context: NodeContext, request: JobRequest) -> Answer:
 
     Raises NotFound if there is no such job, or no directory of it.
     """
-    job = files.open_job_dir(record_of(context, request["job"]).paths.dir)
-    with files.closing(job):
+    with files.closing(files.open_job_dir(record_of(context, request["job"]).paths.dir)) as job:
         files.create(job, f"{OURS}/{RELEASED}", exclusive=False)
     return {}
 

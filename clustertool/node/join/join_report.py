@@ -137,12 +137,9 @@ class JoinReport:
 
 def _redirect_stderr(job_dir: str) -> None:
     """Redirect stderr of this process to a file of the job. Errors are ignored."""
-    with contextlib.suppress(OSError, ClustertoolError):
-        job = files.open_job_dir(job_dir)
-        with files.closing(job):
-            log = files.open_append(job, SUPERVISOR_ERRORS)
-            with files.closing(log):
-                os.dup2(log, 2)
+    with contextlib.suppress(OSError, ClustertoolError), files.closing(files.open_job_dir(job_dir)) as job:
+        with files.closing(files.open_append(job, SUPERVISOR_ERRORS)) as log:
+            os.dup2(log, 2)
 
 
 def _harmless(text: str) -> str:

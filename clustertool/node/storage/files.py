@@ -376,16 +376,14 @@ def remove_tree(path: str) -> int:
 
     Raises NotFound for another directory, PreflightError if something is mounted at it or in it, or it cannot be removed.
     """
-    fd = open_job_dir(path)
     try:
-        mounts.require_none(path)
-        freed = _remove_content(fd, path, os.fstat(fd).st_dev)
-        with contextlib.suppress(FileNotFoundError):
-            os.rmdir(path)
+        with closing(open_job_dir(path)) as fd:
+            mounts.require_none(path)
+            freed = _remove_content(fd, path, os.fstat(fd).st_dev)
+            with contextlib.suppress(FileNotFoundError):
+                os.rmdir(path)
     except OSError as error:
         raise PreflightError(f"{path} cannot be removed: {error.strerror}", "does something still use it?") from None
-    finally:
-        os.close(fd)
     return freed
 
 

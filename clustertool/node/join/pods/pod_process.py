@@ -267,17 +267,15 @@ def sizes_of_logs(paths: JobPaths) -> List[Log]:
     What was cut from a log (CUT) counts for it. Links are left out.
     """
     found: Dict[str, int] = {}
-    with contextlib.suppress(OSError):
-        job = files.open_job_dir(paths.dir)
-        with files.closing(job):
-            top = os.path.join(files.path_of(job), paths.written("log"))
-            for folder, _, names in os.walk(top):
-                place = os.path.relpath(folder, os.path.dirname(top))
-                for name in sorted(names):
-                    path = os.path.join(folder, name)
-                    if name.partition(".")[0] in LOG_NAMES and not os.path.islink(path):
-                        log = f"{place}/{name[: -len(CUT)] if name.endswith(CUT) else name}"
-                        found[log] = found.get(log, 0) + os.lstat(path).st_size
+    with contextlib.suppress(OSError), files.closing(files.open_job_dir(paths.dir)) as job:
+        top = os.path.join(files.path_of(job), paths.written("log"))
+        for folder, _, names in os.walk(top):
+            place = os.path.relpath(folder, os.path.dirname(top))
+            for name in sorted(names):
+                path = os.path.join(folder, name)
+                if name.partition(".")[0] in LOG_NAMES and not os.path.islink(path):
+                    log = f"{place}/{name[: -len(CUT)] if name.endswith(CUT) else name}"
+                    found[log] = found.get(log, 0) + os.lstat(path).st_size
     return list(found.items())
 
 
