@@ -6,7 +6,7 @@ import contextlib
 import errno
 import os
 import stat
-from typing import List, Sequence, Tuple
+from typing import List, Sequence, Tuple, Union
 
 from clustertool.node.storage import files
 from clustertool.node.system.node_context import step
@@ -94,8 +94,7 @@ def _copy_file(source: str, target: str, info: os.stat_result) -> None:
     with files.closing(files.open_file(source)) as old, files.closing(files.make_new(target)) as new:
         if not files.share(old, new, 0):
             _copy_bytes(old, new)
-        os.fchmod(new, stat.S_IMODE(info.st_mode))
-        os.utime(new, ns=(info.st_mtime_ns, info.st_mtime_ns))
+        _copy_attributes(new, info)
 
 
 def _copy_bytes(old: int, new: int) -> None:
@@ -111,7 +110,7 @@ def _copy_bytes(old: int, new: int) -> None:
         files.write_all(new, data)
 
 
-def _copy_attributes(folder: str, info: os.stat_result) -> None:
-    """Set the mode and times of a folder."""
-    os.chmod(folder, stat.S_IMODE(info.st_mode))
-    os.utime(folder, ns=(info.st_mtime_ns, info.st_mtime_ns))
+def _copy_attributes(target: Union[str, int], info: os.stat_result) -> None:
+    """Set the mode and times of a folder, or of an open file."""
+    os.chmod(target, stat.S_IMODE(info.st_mode))
+    os.utime(target, ns=(info.st_mtime_ns, info.st_mtime_ns))
