@@ -17,7 +17,7 @@ import hashlib
 import os
 import shutil
 import time
-from typing import Container, Dict, Iterator, List, Optional, Sequence, Set
+from typing import Container, ContextManager, Dict, Iterator, List, Optional, Sequence, Set
 
 from clustertool.errors import DispatchError
 from clustertool.model import paths
@@ -194,11 +194,9 @@ class Store:
             with contextlib.suppress(OSError):
                 os.unlink(path)
 
-    @contextlib.contextmanager
-    def used(self) -> Iterator[None]:
+    def used(self) -> ContextManager[bool]:
         """Lock the store against prune() during the `with` block; several processes may do so at the same time."""
-        with _lock(self.releases, fcntl.LOCK_SH):
-            yield
+        return _lock(self.releases, fcntl.LOCK_SH)
 
     def prune(self) -> None:
         """Remove old releases and images, then pieces that no release needs, and incomplete files older than an hour.
