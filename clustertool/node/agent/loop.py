@@ -15,7 +15,7 @@ import signal
 import sys
 import threading
 import time
-from typing import TYPE_CHECKING, Any, Callable, Dict, Mapping, NamedTuple, Optional, cast
+from typing import TYPE_CHECKING, Any, Callable, Dict, Mapping, NamedTuple, Optional
 
 from clustertool.errors import ClustertoolError, PreflightError, as_wire
 from clustertool.model.wire.frames import Decoder, Header, encode
@@ -167,7 +167,7 @@ class Agent(PlacingContext):
                 what = f"{kind.type!r} needs an agent on the node: this one only reads the records of that node"
                 raise PreflightError(what, "send it to an agent there")
             context = self if base is None else BaseContext(self, str(base))
-            reply = encode({"re": number, **_handler(kind)(context, fields)})
+            reply = encode({"re": number, **node_context.load_on_demand(kind.handler)(context, fields)})
             if base is not None and len(reply) > kind.limit:  # it would end the connection, which other nodes use
                 what = f"the records in {base or 'ROOT_DIR'} are too large for an answer to {kind.type!r}"
                 raise PreflightError(what, "a program there changed them: inspect them on that machine")
@@ -269,11 +269,6 @@ def unrelay(agent: Agent, request: NoFields) -> Answer:
         agent.relay.end()
         agent.relay = None
     return {}
-
-
-def _handler(kind: Kind[Any, Any]) -> Callable[[NodeContext, Header], Dict[str, object]]:
-    """Import and return the function that handles a kind of request."""
-    return cast("Callable[[NodeContext, Header], Dict[str, object]]", node_context.load_on_demand(kind.handler))
 
 
 def main(hello: bytes, end: Callable[[], None], safe: Callable[[str], None], complete: Callable[[str], bool]) -> None:
