@@ -335,8 +335,5 @@ def _release(record: Record, by: str, code: int, until: float) -> None:
 
 def _has_left(record: Record) -> bool:
     """Check whether the node was released, and has not joined again: `left` is later than the last event `supervisor`."""
-    last = ""
-    for event in record.events():
-        if event.get("type") in ("left", "supervisor"):
-            last = str(event["type"])
-    return last == "left"
+    kinds = [event.get("type") for event in record.events() if event.get("type") in ("left", "supervisor")]
+    return kinds[-1:] == ["left"]
