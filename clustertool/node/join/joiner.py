@@ -11,7 +11,7 @@ import socket
 import ssl
 import time
 from dataclasses import replace
-from typing import TYPE_CHECKING, List, Optional, Set, Tuple, cast
+from typing import TYPE_CHECKING, List, Optional, Set, cast
 
 from clustertool.errors import AuthError, ClustertoolError, NodeLost, Terminated
 from clustertool.model.elastic.epochs import may_enter
@@ -120,7 +120,8 @@ class Joiner:
                 if self._result is None:
                     self._obey(message)
         except ConnectionError as error:
-            self._connection_failed(now, *_describe_failure(error))
+            _, text = tls_link.describe_failure(error)
+            self._connection_failed(now, text or _CLOSED, tls_link.tls_failed(error))
         except _MALFORMED as error:
             self._connection_failed(now, f"the coordinator sent a message that cannot be read ({error!r:.100})")
 
@@ -334,12 +335,6 @@ class Joiner:
         self._wire.flush()
 
 
-def _describe_failure(error: ConnectionError) -> Tuple[str, bool]:
-    """Return the text of a connection's error, and whether TLS failed."""
-    _, text = tls_link.describe_failure(error)
-    return text or _CLOSED, tls_link.tls_failed(error)
-
-
 class _Search:
     """The search of the coordinator: connect() begins an attempt, failed() ends it. Each new cause is reported once.
 
@@ -381,12 +376,8 @@ class _Search:
             except (OSError, UnicodeError) as error:
                 self._note(f"{self._join.coordinator.host}: {error}")
                 return None
-        return self._open(*self._to_try.pop(0), now=now)
-
-    def _open(self, address: str, port: int, now: float) -> Optional[tls_link.TlsLink]:
-        """Begin a connection to an endpoint. Returns None, and notes the cause, if that fails at once."""
         try:
-            sock = tls_link.dial(address, port)
+            sock = tls_link.dial(*self._to_try.pop(0))
         except OSError as error:
             self._note((error.strerror or "").lower())
             return None
