@@ -20,7 +20,6 @@ from clustertool.node.system.process_clock import boottime
 
 _PORT = 2379
 _MAX_BODY = 1 << 20
-_CHUNK = 1 << 16
 _LONGEST = 200  # characters of a server's text in a message
 _BROKEN = (http.client.HTTPException, OSError, ValueError)
 # Codes of gRPC with which another server would answer alike: invalid argument, not found, denied, failed precondition.
@@ -257,14 +256,9 @@ class EtcdClient:
         sent_at = boottime()
         self._connection.request("POST", f"/v3/{path}", body, headers)
         response = self._connection.getresponse()
-        data = b""
-        while True:
-            chunk = response.read(_CHUNK)
-            data += chunk
-            if not chunk:
-                break
-            if len(data) > _MAX_BODY:
-                raise ValueError(f"an answer of more than {_MAX_BODY} bytes")
+        data = response.read(_MAX_BODY + 1)
+        if len(data) > _MAX_BODY:
+            raise ValueError(f"an answer of more than {_MAX_BODY} bytes")
         if response.will_close:
             self.close()
         return response.status, data, sent_at
