@@ -287,8 +287,8 @@ def _begin_if_complete(state: JoinState) -> Step:
 def _number_machines(state: JoinState) -> Step:
     """Assign numbers to the machines, which are all there, and order the probes."""
     number = Number(tuple(member.connection for member in state.members))
-    state, order = _order(state, "probing")
-    return state, (Wait(len(state.members), ()), number, order)
+    state, orders = _order(state, "probing")
+    return state, (Wait(len(state.members), ()), number, *orders)
 
 
 def missing(state: JoinState) -> Tuple[int, ...]:
@@ -408,17 +408,17 @@ def _gather_again(state: JoinState, gone: Mapping[int, str]) -> Step:
     """Leave out connections, for these reasons: the others are ordered to undo the epoch, and gather again."""
     members = tuple(one for one in state.members if one.connection not in gone)
     left = [OutOfEpoch(one.offer.hostname, gone[one.connection]) for one in state.members if one.connection in gone]
-    state, order = _order(state._replace(members=members), "undoing")
-    return state, (order, *left)
+    state, orders = _order(state._replace(members=members), "undoing")
+    return state, (*orders, *left)
 
 
 # -- all are there ----------------------------------------------------------------------------------------------------
 
 
-def _order(state: JoinState, phase: str) -> Tuple[JoinState, Action]:
+def _order(state: JoinState, phase: str) -> Step:
     """Begin a phase with its order to all machines, in a new round."""
     state = state._replace(phase=phase, round=state.round + 1, answered=(), failures=())
-    return state, Order(_ORDERS[phase], state.round)
+    return state, (Order(_ORDERS[phase], state.round),)
 
 
 def _on_answered(state: JoinState, event: Union[Done, Failed]) -> Step:
@@ -445,8 +445,7 @@ def _continue_if_answered(state: JoinState) -> Step:
         return state._replace(phase="over"), (Go(),)
     if state.phase == "launching" or (state.phase == "placing" and asked == {COORDINATOR}):
         return _coordinate(state)
-    state, order = _order(state, _NEXT[state.phase])
-    return state, (order,)
+    return _order(state, _NEXT[state.phase])
 
 
 def _done_with(state: JoinState) -> Set[int]:
@@ -474,8 +473,7 @@ def _handle_failures(state: JoinState) -> Step:
         return _without_failed(state)
     if state.phase != "placing" or state.tries >= _TRIES or not only(error, PortInUse):
         return _abort(state, error)
-    state, order = _order(state._replace(tries=state.tries + 1), "undoing")
-    return state, (order,)
+    return _order(state._replace(tries=state.tries + 1), "undoing")
 
 
 def _without_failed(state: JoinState) -> Step:
@@ -518,8 +516,7 @@ def _on_planned(state: JoinState, event: Planned) -> Step:
         return _without_failed(state._replace(failures=event.failures))
     if event.later:
         return state._replace(phase="awaiting"), ()
-    state, order = _order(state, "relaying" if event.fetch else "placing")
-    return state, (order,)
+    return _order(state, "relaying" if event.fetch else "placing")
 
 
 def _on_signalled(state: JoinState, event: Signalled) -> Step:
