@@ -188,8 +188,7 @@ def from_json(text: str) -> JoinFile:
         join = read_own(JoinFile, value)
     except Malformed as error:
         raise DataError(f"the join file is not valid: {error}", _FIX) from None
-    check(join)
-    return join
+    return check(join)
 
 
 def check(join: JoinFile) -> JoinFile:
