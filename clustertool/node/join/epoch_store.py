@@ -328,10 +328,9 @@ class _StoreThread:
                 self._obey(orders)
             if not self._closed:
                 self._keeper.beat()
-        except EtcdError as error:
-            self._note(str(error))
         except Exception as error:  # noqa: BLE001 - the boundary of a thread: what is not renewed ends by itself
-            self._note(repr(error))
+            problem = str(error) if isinstance(error, EtcdError) else repr(error)
+            self._keeper.view = self._keeper.view._replace(problem=problem)
 
     def _obey(self, orders: Deque[Callable[[], None]]) -> None:
         """Execute the first of `orders`. Raises its EtcdError; if that is not final, the order stays first in the queue."""
@@ -342,10 +341,6 @@ class _StoreThread:
             if not error.final:
                 orders.appendleft(order)
             raise
-
-    def _note(self, problem: str) -> None:
-        """Set the problem of the view."""
-        self._keeper.view = self._keeper.view._replace(problem=problem)
 
 
 class StoreKeeper:
