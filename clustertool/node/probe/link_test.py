@@ -51,7 +51,7 @@ def open_ports(node: NodeContext, request: requests.OpenRequest) -> answers.Open
     A port that was taken meanwhile is left out: another check reports it. If nothing can be claimed, there is no listener. An
     earlier listener is ended before.
     """
-    _close()
+    close_ports(node, {})
     address = request["address"]
     bind = address if listeners.own_address(address) else ""
     found: Dict[int, socket.socket] = {}
@@ -67,16 +67,11 @@ def open_ports(node: NodeContext, request: requests.OpenRequest) -> answers.Open
 
 
 def close_ports(node: NodeContext, request: requests.NoFields) -> answers.Answer:
-    """End the listener, and give the ports back."""
-    _close()
-    return {}
-
-
-def _close() -> None:
     """End the listener, if there is one, and give its ports back."""
     while _listening:
         _listening.pop().end()
     claims.release_check()
+    return {}
 
 
 class _TestPeer:
