@@ -9,19 +9,17 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-from typing import Dict
+from typing import Dict, Tuple
 
 from clustertool.errors import ClustertoolError, PreflightError
 from clustertool.model.paths import OURS
 from clustertool.node.storage import files
 
-_SOCKETS, _MEMORY = "/tmp", "/dev/shm"
 
-
-def _folder_paths(mark: str) -> Dict[str, str]:
-    """Compute the paths of a job's folders from its mark: {"/tmp": path, "/dev/shm": path}."""
+def _folder_paths(mark: str) -> Tuple[str, str]:
+    """Compute the paths of a job's folders from its mark: that for sockets, and that in memory."""
     name = f"ct-mpi-{os.getuid()}-{hashlib.sha256(mark.encode()).hexdigest()[:12]}"
-    return {place: os.path.join(place, name) for place in (_SOCKETS, _MEMORY)}
+    return os.path.join("/tmp", name), os.path.join("/dev/shm", name)
 
 
 def make(mark: str) -> Dict[str, str]:
@@ -29,17 +27,17 @@ def make(mark: str) -> Dict[str, str]:
 
     If the second one cannot be made, both are the first. Raises PreflightError if that one cannot be made, or exists.
     """
-    paths = _folder_paths(mark)
+    sockets, memory = _folder_paths(mark)
     try:
-        _make_folder(paths[_SOCKETS])
+        _make_folder(sockets)
     except OSError as error:
-        what = f"{paths[_SOCKETS]} cannot be made: {error.strerror}"
+        what = f"{sockets} cannot be made: {error.strerror}"
         raise PreflightError(what, "make room in /tmp, or have it made writable") from None
     try:
-        _make_folder(paths[_MEMORY])
+        _make_folder(memory)
     except OSError:
-        return {"sockets": paths[_SOCKETS], "memory": paths[_SOCKETS]}
-    return {"sockets": paths[_SOCKETS], "memory": paths[_MEMORY]}
+        memory = sockets
+    return {"sockets": sockets, "memory": memory}
 
 
 def _make_folder(path: str) -> None:
@@ -51,6 +49,6 @@ def _make_folder(path: str) -> None:
 
 def remove(mark: str) -> None:
     """Remove the job's folders and what is in them, if they are there. No process of the job may live any more."""
-    for path in _folder_paths(mark).values():
+    for path in _folder_paths(mark):
         with contextlib.suppress(ClustertoolError, OSError):
             files.remove_tree(path)
