@@ -69,11 +69,9 @@ def find_file(node: NodeContext, request: FileRequest) -> FileAnswer:
         info = None
     if info is None or not stat.S_ISREG(info.st_mode) or not found.startswith(folder + "/"):
         raise NotFound("no such file there", "check the path and the job")
-    executable = bool(info.st_mode & stat.S_IXUSR)
-    path = found[len(folder) + 1 :]
     return {
-        "path": path,
-        "executable": executable,
+        "path": found[len(folder) + 1 :],
+        "executable": bool(info.st_mode & stat.S_IXUSR),
         "modified": info.st_mtime_ns,
         "size": info.st_size,
         "changed": info.st_ctime_ns,
