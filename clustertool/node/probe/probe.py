@@ -38,7 +38,6 @@ def probe(node: NodeContext, request: ProbeRequest) -> ProbeAnswer:
     _check_root(root, existing, problems)
     address, nic = _choose_address(request, problems)
     _find_foreign(address, problems)
-    low, high = listeners.ephemeral()
     busy = {listener.port for listener in listeners.listeners()}
     claimed, reserved = claims.claimed_ports(), reservations.reserved_ports()
     asked = set(request["ports"])
@@ -78,7 +77,7 @@ def probe(node: NodeContext, request: ProbeRequest) -> ProbeAnswer:
         "devices_seen": True,
         "modules": detect.sent("nvml") if kind == "gpu" else [],
         "locked": _list_locked(keys),
-        "ephemeral": (low, high),
+        "ephemeral": listeners.ephemeral(),
         "busy": sorted(busy | set(claimed) | set(reserved)),
         "listeners": sorted(users_of.items()),
         "problems": problems,
