@@ -94,9 +94,8 @@ def has_rebooted(known: Offer, offer: Offer) -> bool:
 
 def ordered(members: Sequence[JoinedNode]) -> Tuple[JoinedNode, ...]:
     """Sort members by node id. An index is a node id. The others get the free ones: by address, then by the process."""
-    indexed = {member.offer.node: member for member in members if member.offer.node is not None}
-    rest = iter(sorted((one for one in members if one.offer.node is None), key=lambda one: _by_address(one.offer)))
-    return tuple(indexed[node] if node in indexed else next(rest) for node in range(len(members)))
+    numbered = with_numbers(members)
+    return tuple(numbered[node] for node in range(len(members)))
 
 
 def _by_address(offer: Offer) -> Tuple[int, int, str, Incarnation]:
