@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 import time
-from typing import TYPE_CHECKING, Callable, FrozenSet, List, NamedTuple, Optional, Set, cast
+from typing import TYPE_CHECKING, Callable, FrozenSet, List, NamedTuple, Optional, Set
 
 from clustertool.errors import ClustertoolError, InternalError
 from clustertool.model.elastic.epochs import EpochEnd
@@ -13,17 +13,15 @@ from clustertool.model.job.state_names import JobState
 from clustertool.model.joining.join_file import JoinFile
 from clustertool.model.joining.join_offers import Offer
 from clustertool.model.joining.join_plan import probe_of
-from clustertool.model.paths import JobPaths
 from clustertool.model.quantities import whole
 from clustertool.model.wire.coordinator_messages import Incarnation
 from clustertool.node.agent import launch
-from clustertool.node.jobs.records import Record
 from clustertool.node.join.bundle_content import BundleContent
 from clustertool.node.join.child_task import PULL_END, UNDO, ChildTask, place_task, probe_task
 from clustertool.node.join.epoch_store import StoreMeeting, Won
 from clustertool.node.join.join_engine import engine_of
 from clustertool.node.join.join_report import JoinReport
-from clustertool.node.join.member_record import MemberRecord, outcome_of
+from clustertool.node.join.member_record import MemberRecord, events_in, outcome_of
 from clustertool.node.join.pods.output_volume import link_output
 from clustertool.node.join.pods.workspace_upload import WorkspaceUpload
 from clustertool.node.join.workspace_relay import WorkspaceRelay
@@ -39,7 +37,6 @@ if TYPE_CHECKING:
     from _typeshed import FileDescriptorLike
 
     from clustertool.model.wire.agent_requests import PlaceRequest
-    from clustertool.model.wire.event_types import JobHeader
     from clustertool.model.wire.join_messages import PlaceOrder
     from clustertool.model.wire.spec_types import Spec
 
@@ -355,8 +352,7 @@ class JoiningNode:
         restarts = self.allocation.restarts
         if not restarts:
             return 0
-        placed = JobPaths.at(job_dir)
-        known = Record(placed.base, placed.job, cast("JobHeader", {})).events()
-        begun = [event.get("attempt", 0) for event in known if event["type"] in ("started", "restart", "epoch")]
+        starts = [event for event in events_in(job_dir) if event["type"] in ("started", "restart", "epoch")]
+        begun = [event.get("attempt", 0) for event in starts]
         numbers = [number for number in (whole(one, 0, _MOST_ATTEMPTS) for one in begun) if number is not None]
         return max([restarts, *(number + 1 for number in numbers)])

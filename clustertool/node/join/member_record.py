@@ -31,7 +31,7 @@ from clustertool.node.system import processes
 if TYPE_CHECKING:
     from _typeshed import FileDescriptorLike
 
-    from clustertool.model.wire.event_types import JobHeader
+    from clustertool.model.wire.event_types import Event, JobHeader
     from clustertool.model.wire.spec_types import Spec
     from clustertool.model.wire.supervisor_messages import LiveStatus, SupervisorAnswer, SupervisorRequest
 
@@ -171,12 +171,16 @@ def _require_no_epoch(join: JoinFile, spec: Spec) -> None:
     """
     if join.job.elastic.server.present or join.index != join.coordinator.member:
         return
-    paths = JobPaths.at(spec["job_dir"])
-    record = Record(paths.base, paths.job, cast("JobHeader", {}))
-    if any(event["type"] == "epoch" for event in record.events()):
+    if any(event["type"] == "epoch" for event in events_in(spec["job_dir"])):
         what = f"{spec['name']} has coordinated the job, and its process has died: the job ends, as it has no --elastic-server"
         fix = f"{PROGRAM} run --resume {spec['job']} --skip {spec['name']} starts it again on the other nodes"
         raise NodeLost(what, fix)
+
+
+def events_in(job_dir: str) -> List[Event]:
+    """Read the events in a job's directory, which an earlier start on this machine may have left."""
+    paths = JobPaths.at(job_dir)
+    return Record(paths.base, paths.job, cast("JobHeader", {})).events()
 
 
 def outcome_of(error: ClustertoolError, node: Optional[int] = None) -> Outcome:
