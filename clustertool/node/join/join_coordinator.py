@@ -450,8 +450,9 @@ class JoinCoordinator:
         An error is a failure of this machine. In an elastic job, records `epoch`, and `standby` of each machine on standby.
         """
         self._members.stop_listening()
+        members = [one.offer.node or 0 for one in self._state.members]
         try:
-            if not self._publish():
+            if not self._publish(members):
                 return
             self._node.launch(time.time())
         except ClustertoolError as error:
@@ -459,20 +460,18 @@ class JoinCoordinator:
             return
         elastic = self._state.elastic
         if elastic is not None:
-            members = [one.offer.node or 0 for one in self._state.members]
             self._node.record_event("epoch", attempt=elastic.number, **elastic.before.change(members, boottime()))
             for one in self._state.standby:
                 self._node.record_event("standby", name=one.offer.hostname, address=one.offer.address)
         self._decide(decisions.Done(COORDINATOR, action.round))
 
-    def _publish(self) -> bool:
-        """Write the nodes of the epoch to the store, if there is one. False: it is not reached, and this node has resigned."""
+    def _publish(self, members: Sequence[int]) -> bool:
+        """Write the epoch's members to the store, if there is one. False: it is not reached, and this node has resigned."""
         store = self._node.store
         if store is None or self._state.elastic is None:
             return True
-        numbers = [one.offer.node or 0 for one in self._state.members]
         try:
-            store.publish(numbers, self._state.elastic.restarts, self._join.cluster.loss_timeout / 2)
+            store.publish(members, self._state.elastic.restarts, self._join.cluster.loss_timeout / 2)
         except NodeLost as error:
             self._report.warning(error.what)
             self._resign()
