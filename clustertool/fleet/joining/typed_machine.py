@@ -48,8 +48,8 @@ def default_address() -> str:
         with contextlib.suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as sock:
             sock.connect((far, 9))
             return str(sock.getsockname()[0])
-    own = [text for pairs in network_addresses.interfaces().values() for text, _ in pairs]
-    others = [text for text in own if not (_ip(text).is_loopback or _ip(text).is_link_local)]
+    own = [(ipaddress.ip_address(text), text) for pairs in network_addresses.interfaces().values() for text, _ in pairs]
+    others = [text for address, text in own if not (address.is_loopback or address.is_link_local)]
     if not others:
         what = "this machine has no address that another machine can reach"
         raise PreflightError(what, "name the one where the machines meet: --master HOST:PORT")
@@ -67,10 +67,6 @@ def free_port(host: str) -> int:
     with socket.socket(family, socket.SOCK_STREAM) as sock:
         sock.bind((host, 0))
         return int(sock.getsockname()[1])
-
-
-def _ip(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
-    return ipaddress.ip_address(text.partition("%")[0])
 
 
 def folder_digest(top: Path) -> str:
