@@ -60,8 +60,8 @@ def compare(site, key: Path, around: Sequence[str] = (), extra: Sequence[str] = 
     assert not REMOVED & set(rank)
     assert rank[b"PWD"] == bytes(folder)
     added = {name.decode() for name in rank if name not in login}
-    computed = "PADDLE_ CLUSTERTOOL_ KUBEFLOW_TRAINER_ TORCH ROLE_ GROUP_ LOCAL_ NODE_ MASTER_ OMPI_COMM_ POD_ TRAINER_ NCCL_ GLOO_"
-    ).split()
+    computed = "PADDLE_ CLUSTERTOOL_ KUBEFLOW_TRAINER_ TORCH ROLE_ GROUP_ LOCAL_ NODE_ MASTER_ OMPI_COMM_ POD_".split()
+    computed += "TRAINER_ NCCL_ GLOO_".split()
     others = {name for name in added if not name.startswith(tuple(computed))}
     assert others <= {"DISTRIBUTED_TRAINER_ENDPOINTS", "PYTHONUNBUFFERED", "WORLD_SIZE", "NNODES", "NPROC_PER_NODE"}
     assert b"rosebud" not in done.out.encode() + done.err.encode()
