@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
+from clustertool.model.config.folded_names import grouped
 from clustertool.model.job.outcome import Key
 from clustertool.model.roles import LAUNCHERS
 
@@ -65,10 +66,8 @@ def find_stragglers(paces: Sequence[RankPace]) -> dict[Key, str]:
 def _compare_ranks(peers: Sequence[RankPace]) -> dict[Key, str]:
     """Compare the ranks of one role, and map each straggler to its reasons."""
     steps = _estimate_steps(peers)
-    found: dict[Key, list[str]] = {}
-    for reasons in (_find_behind(peers, steps), _find_quiet(peers) if len(steps) < 2 else {}, _find_cpu(peers, steps)):
-        for key, why in reasons.items():
-            found.setdefault(key, []).append(why)
+    each = (_find_behind(peers, steps), _find_quiet(peers) if len(steps) < 2 else {}, _find_cpu(peers, steps))
+    found = grouped(pair for reasons in each for pair in reasons.items())
     return {key: "; ".join(why) for key, why in found.items()}
 
 

@@ -16,6 +16,7 @@ from clustertool.model.cards import (
 )
 from clustertool.model.checks.across_nodes import most_common
 from clustertool.model.config.cluster import Cluster
+from clustertool.model.config.folded_names import grouped
 from clustertool.model.config.hosts import Host
 from clustertool.model.facts import ByNode
 from clustertool.model.finding import Finding
@@ -172,8 +173,7 @@ def _health(node: int, report: DevicesAnswer, cards: Sequence[Card], twice: Froz
 def _by_level(found: Sequence[Fault]) -> List[Tuple[str, str, str]]:
     """Join the faults of a card by level: (level, all texts, all fixes)."""
     levels = []
-    for level in dict.fromkeys(fault.level for fault in found):
-        alike = [fault for fault in found if fault.level == level]
+    for level, alike in grouped((fault.level, fault) for fault in found).items():
         fixes = dict.fromkeys(fault.fix for fault in alike)
         levels.append((level, ", ".join(fault.text for fault in alike), "; ".join(fixes)))
     return levels
@@ -203,18 +203,13 @@ def _processes(node: int, kind: str, cards: Sequence[Card]) -> List[Finding]:
     A card is left out if the process belongs to the job that has locked it, see _of_holder(). It is an error if one of the
     cards is in exclusive mode, on which no second process can start.
     """
-    on: Dict[int, List[Card]] = {}
-    seen: Dict[int, List[CardProcess]] = {}
-    for card in cards:
-        for process in computing_processes(card):
-            if not _of_holder(card, process):
-                on.setdefault(process["pid"], []).append(card)
-                seen.setdefault(process["pid"], []).append(process)
+    seen = ((card, process) for card in cards for process in computing_processes(card))
+    by_pid = grouped((process["pid"], (card, process)) for card, process in seen if not _of_holder(card, process))
     found = []
-    for pid, processes in seen.items():
-        memory = sum(process.get("memory") or 0 for process in processes)
-        alone = any(exclusive(card) for card in on[pid])
-        text = f"{_ids(kind, [card['index'] for card in on[pid]])}: {describe(processes[0])}"
+    for pairs in by_pid.values():
+        memory = sum(process.get("memory") or 0 for _, process in pairs)
+        alone = any(exclusive(card) for card, _ in pairs)
+        text = f"{_ids(kind, [card['index'] for card, _ in pairs])}: {describe(pairs[0][1])}"
         text += f" {human_bytes(memory)}" * bool(memory) + ", and only one may compute there" * alone
         found.append(Finding(node, "users", "error" if alone else "warn", text, _USER_FIX))
     return found

@@ -8,6 +8,7 @@ import zlib
 from dataclasses import dataclass, replace
 from typing import Any, Callable, Dict, List, Optional, Sequence, Set, Tuple
 
+from clustertool.model.config.folded_names import grouped
 from clustertool.model.facts import ByNode, Facts
 from clustertool.model.finding import Finding, pip_name
 from clustertool.model.hints import PROGRAM
@@ -175,9 +176,7 @@ def _select_culprits(ranks: Sequence[TrialRank]) -> List[TrialRank]:
 
 def _merge_equal(ranks: Sequence[TrialRank]) -> List[TrialRank]:
     """Merge ranks of a node with equal troubles to one, with the names of all their devices."""
-    alike: Dict[Tuple[int, str, str], List[TrialRank]] = {}
-    for one in ranks:
-        alike.setdefault((one.node, one.at, one.failure), []).append(one)
+    alike = grouped(((one.node, one.at, one.failure), one) for one in ranks)
     return [replace(some[0], what=", ".join(dict.fromkeys(one.what for one in some))) for some in alike.values()]
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Callable, Collection, Dict, FrozenSet, List, Mapping, NamedTuple, Sequence, Tuple
 
 from clustertool.model.config.cluster import Cluster
+from clustertool.model.config.folded_names import grouped
 from clustertool.model.facts import ByNode
 from clustertool.model.finding import Finding
 from clustertool.model.link_answer import LinkAnswer
@@ -178,9 +179,7 @@ def _most(pairs: Collection[Pair]) -> int:
 
 def _directions(tries: Sequence[Try]) -> Dict[Pair, Direction]:
     """Map (source, target) to the summary of the attempts from one node to the other."""
-    by_pair: Dict[Pair, List[Try]] = {}
-    for one in tries:
-        by_pair.setdefault((one.source, one.target), []).append(one)
+    by_pair = grouped(((one.source, one.target), one) for one in tries)
     return {pair: _summarize(found) for pair, found in by_pair.items()}
 
 
@@ -202,12 +201,9 @@ def _guess(one: Try) -> str:
 
 def _broken(node: int, peers: Sequence[int], directions: Mapping[Pair, Direction], names: Names) -> List[Finding]:
     """Report both directions of a node's broken pairs, equal ones together."""
-    alike: Dict[Tuple[Direction, Direction], List[int]] = {}
-    for peer in peers:
-        both = directions.get((node, peer), _NOT_TRIED), directions.get((peer, node), _NOT_TRIED)
-        alike.setdefault(both, []).append(peer)
+    both = [(directions.get((node, peer), _NOT_TRIED), directions.get((peer, node), _NOT_TRIED)) for peer in peers]
     found = []
-    for (out, back), group in alike.items():
+    for (out, back), group in grouped(zip(both, peers)).items():
         here, there = names([node]), names(group)
         text = f"{here} -> {there}: {out.text}, {there} -> {here}: {back.text}"
         fix = next((fix for answer, fix in _FIXES.items() if answer in out.bad | back.bad), _NO_FIX)

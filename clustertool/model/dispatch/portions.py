@@ -7,8 +7,9 @@ a job of another shape names other releases. Nodes that share a ROOT_DIR receive
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Dict, FrozenSet, Iterable, List, Mapping, Optional, Sequence, Tuple
+from typing import Dict, FrozenSet, Iterable, Mapping, Optional, Sequence, Tuple
 
+from clustertool.model.config.folded_names import grouped
 from clustertool.model.dispatch.manifest import Entry, line, name
 
 Reads = Mapping[int, FrozenSet[str]]
@@ -46,9 +47,7 @@ def portions(entries: Sequence[Entry], roots: Mapping[int, str], reads: Optional
     by_root: Dict[str, FrozenSet[str]] = {}
     for node, root in roots.items():
         by_root[root] = by_root.get(root, frozenset()) | reads.get(node, frozenset())
-    by_shards: Dict[FrozenSet[str], List[int]] = {}
-    for node in sorted(roots):
-        by_shards.setdefault(by_root[roots[node]], []).append(node)
+    by_shards = grouped((by_root[roots[node]], node) for node in sorted(roots))
     ordered = sorted(entries, key=lambda entry: entry.path)
     lines = [(entry.path, line(entry), entry.size) for entry in ordered]
     found = []

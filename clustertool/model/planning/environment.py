@@ -10,6 +10,7 @@ from typing import Dict, Iterable, List, Mapping, Sequence, Tuple
 from clustertool.model import roles
 from clustertool.model.cards import VARIABLES, has_mig_instance
 from clustertool.model.config.cluster import Cluster
+from clustertool.model.config.folded_names import grouped
 from clustertool.model.config.job import JobSpec
 from clustertool.model.facts import ByNode, Identity
 from clustertool.model.paths import FLIGHT, FLIGHT_PIPE, JobPaths
@@ -45,10 +46,7 @@ class Table:
     @cached_property
     def _on_nodes(self) -> Dict[Tuple[str, int], List[Seat]]:
         """The seats of each role on each node, in rank order."""
-        found: Dict[Tuple[str, int], List[Seat]] = {}
-        for seat in self.seats:
-            found.setdefault((seat.role, seat.node), []).append(seat)
-        return found
+        return grouped(((seat.role, seat.node), seat) for seat in self.seats)
 
     def neighbours(self, seat: Seat) -> List[Seat]:
         """Return all seats of the same role on the same node as this one, itself included, in rank order."""
