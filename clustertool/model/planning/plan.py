@@ -13,7 +13,6 @@ from clustertool.errors import DataError, raise_all
 from clustertool.model.config.cluster import Cluster
 from clustertool.model.config.hosts import Host
 from clustertool.model.config.job import JobSpec
-from clustertool.model.config.job_tables import Role
 from clustertool.model.facts import ByNode, Facts, Identity, nodes_sharing_root
 from clustertool.model.masking import HIDDEN
 from clustertool.model.mpi import launch_command
@@ -164,20 +163,16 @@ def _commands(job: JobSpec, listing: Sequence[str]) -> Dict[str, Tuple[str, ...]
     Raises DataError for trainers without a command and a workspace without train.py.
     """
 
-    def command(role: Role, name: str, file: str) -> Tuple[str, ...]:
-        if role.command:
-            return role.command
-        if file in listing:
-            return ("python3", "-u", file)
-        if name == "pserver":
-            return trainer
+    def script(file: str) -> Tuple[str, ...]:
+        return ("python3", "-u", file) if file in listing else ()
+
+    trainer = job.trainer.command or script("train.py")
+    if not trainer:
         fix = 'add train.py, job.toml with [trainer] command, or --script "prog"'
         raise DataError("the workspace has no train.py, and no command is given", fix)
-
-    trainer: Tuple[str, ...] = ()
-    trainer = command(job.trainer, "trainer", "train.py")
+    pserver = job.pserver.command or script("pserver.py") or trainer
     heter = job.heter[0].command if job.heter else None
-    return {"trainer": trainer, "pserver": command(job.pserver, "pserver", "pserver.py"), "heter": heter or trainer}
+    return {"trainer": trainer, "pserver": pserver, "heter": heter or trainer}
 
 
 def _nodes(table: Table, listing: Sequence[str], passed: Pairs) -> Tuple[PlannedNode, ...]:
