@@ -21,6 +21,9 @@ _OPEN = 64 << 20  # and of all lines together that have no end yet
 _LEAST = 1 << 10  # and of one line in any case
 _ATTEMPTS = 2
 _PHASES = ("pserver", "trainer", "ending")  # that are reported
+# Types of events that are reported whatever else they have
+_REPORTED = """disk restart frozen elsewhere supervisor-lost memory-in-use hang left-out standby below-minimum
+    lease-lost""".split()
 
 
 @dataclass(frozen=True)
@@ -273,16 +276,7 @@ class JobView:
         if event["type"] == "lost":
             self._lost.add(int(event["node"]))
             return EventNews(t, self.status.name(int(event["node"])), event)
-        reported = event["type"] in (
-            "disk",
-            "restart",
-            "frozen",
-            "elsewhere",
-            "supervisor-lost",
-            "memory-in-use",
-            "hang",
-        )
-        reported |= event["type"] in ("left-out", "standby", "below-minimum", "lease-lost")
+        reported = event["type"] in _REPORTED
         reported |= event["type"] == "epoch" and bool(event["attempt"])
         reported |= event["type"] == "notification" and bool(event["failed"])
         survived = event["type"] == "clean" and bool(event.get("survivors"))
