@@ -1,4 +1,4 @@
-"""This module compares the numbers that the ranks of a job print: how far the job is, and whose loss is wrong (LOSS_RULES).
+"""This module compares the numbers that the ranks of a job print: how far the job is, and whose loss is wrong.
 
 Pure. Only the newest attempt of a rank counts.
 """
@@ -19,12 +19,6 @@ from clustertool.model.job.state import JobStatus
 from clustertool.model.shape import read, to_plain
 from clustertool.model.wire.agent_answers import StatusAnswer
 
-LOSS_RULES = (
-    "NaN: the newest loss of a trainer is NaN or infinite.",
-    "Apart: three or more trainers print a loss and are at about the same step (90 % to 110 % of their median); each of the "
-    "three newest different losses of one is further from the median of their newest losses than half of this median, and "
-    "than five times the median of all such distances.",
-)
 _FEW, _NEWEST = 3, 3
 _NEAR, _HALF, _SPREAD = 0.1, 0.5, 5.0
 
@@ -90,7 +84,12 @@ def job_progress(processes: Iterable[ProcessStatus], rows: Mapping[Key, Sequence
 
 
 def find_wrong_losses(rows: Mapping[Key, Sequence[MetricsRow]]) -> list[LossWarning]:
-    """Find the trainers with a loss that LOSS_RULES names: first those whose loss is no number, then each that is apart."""
+    """Find the trainers with a wrong loss: first those whose newest one is NaN or infinite, then each that is apart.
+
+    Apart: three or more trainers print a loss and are at about the same step (90 % to 110 % of their median); each of the three
+    newest different losses of one is further from the median of their newest losses than half of this median, and than five
+    times the median of all such distances.
+    """
     trainers = {key: [row.numbers for row in its if row.numbers.loss is not None] for key, its in rows.items()}
     known = {key: its for key, its in sorted(trainers.items()) if its and key[0] == "trainer"}
     losses = {
