@@ -20,7 +20,7 @@ from __future__ import annotations
 from typing import Dict, List, Literal, Mapping, NamedTuple, Optional, Sequence, Tuple, TypedDict, Union
 
 from clustertool.model import field_types as fields
-from clustertool.model.shape import read
+from clustertool.model.shape import read, read_own
 from clustertool.model.wire.supervisor_messages import LaptopNotice
 
 _OF_ONE_ATTEMPT = ("start", "stop", "launch", "release", "sample")
@@ -235,10 +235,7 @@ def is_of_earlier_epoch(message: Mapping[str, object], epoch: int) -> bool:
 
     Raises ValueError if its attempt is no number.
     """
-    of = message.get("attempt")
-    if type(of) is not int:
-        raise ValueError("an attempt that is no number")
-    return of < epoch
+    return read_own(int, message.get("attempt"), "an attempt") < epoch
 
 
 def is_outdated(order: Mapping[str, object], attempt: int) -> bool:
@@ -246,7 +243,4 @@ def is_outdated(order: Mapping[str, object], attempt: int) -> bool:
 
     Raises ValueError if its attempt is no number.
     """
-    of = order.get("attempt")
-    if type(of) is not int:
-        raise ValueError("an attempt that is no number")
-    return order.get("type") in _OF_ONE_ATTEMPT and of < attempt
+    return read_own(int, order.get("attempt"), "an attempt") < attempt and order.get("type") in _OF_ONE_ATTEMPT
