@@ -31,6 +31,18 @@ class JoinError(_ExitCode):
     node: str
 
 
+class _Errors(TypedDict):
+    """The errors that a message reports."""
+
+    errors: List[JoinError]
+
+
+class _OfRound(TypedDict):
+    """The round of an order, and of the message that answers it."""
+
+    round: int
+
+
 # -- to the coordinator
 
 
@@ -61,35 +73,30 @@ class JoinBeat(TypedDict):
     type: Literal["beat"]  # from both sides
 
 
-class DoneMessage(TypedDict):
+class DoneMessage(_OfRound):
     """The order of this round is done. `facts`: the answer to a probe. `port`: where a relay listens, 0: there is none."""
 
     type: Literal["done"]
-    round: int
     facts: Optional[ProbeAnswer]
     port: int
 
 
-class FailedMessage(TypedDict):
+class FailedMessage(_OfRound, _Errors):
     """The order of this round has failed."""
 
     type: Literal["failed"]
-    round: int
-    errors: List[JoinError]
 
 
-class LeavingMessage(TypedDict):
+class LeavingMessage(_Errors):
     """The machine leaves: its user or a signal ended it."""
 
     type: Literal["leaving"]
-    errors: List[JoinError]
 
 
-class StopJobMessage(TypedDict):
+class StopJobMessage(_Errors):
     """The user ends an elastic job between two epochs, by a request to this machine."""
 
     type: Literal["stop"]
-    errors: List[JoinError]
 
 
 NodeMessage = Union[OfferMessage, JoinBeat, DoneMessage, FailedMessage, LeavingMessage, StopJobMessage]
@@ -97,11 +104,10 @@ NodeMessage = Union[OfferMessage, JoinBeat, DoneMessage, FailedMessage, LeavingM
 # -- from the coordinator
 
 
-class RefusedMessage(TypedDict):
+class RefusedMessage(_Errors):
     """This machine is not wanted."""
 
     type: Literal["refused"]
-    errors: List[JoinError]
 
 
 class WaitMessage(TypedDict):
@@ -113,53 +119,47 @@ class WaitMessage(TypedDict):
     missing: List[int]
 
 
-class ProbeOrder(TypedDict):
+class ProbeOrder(_OfRound):
     """Probe the node for the plan."""
 
     type: Literal["probe"]
-    round: int
 
 
-class RelayOrder(TypedDict):
+class RelayOrder(_OfRound):
     """Start a relay (node/dispatch). `request`: without certificate, key and address; None: this machine needs none."""
 
     type: Literal["relay"]
-    round: int
     request: Optional[RelayRequest]
 
 
-class FetchOrder(TypedDict):
+class FetchOrder(_OfRound):
     """Fetch the workspace from these relays, the best first, `degree` of them at a time."""
 
     type: Literal["fetch"]
-    round: int
     sources: List[Tuple[str, int]]
     degree: int
 
 
-class PlaceOrder(TypedDict):
+class PlaceOrder(_OfRound):
     """`release`: the workspace, "" if it lies on the machine. `warnings`: of the plan."""
 
     type: Literal["place"]
-    round: int
     spec: Spec
     release: str
     warnings: List[str]
 
 
-class LaunchOrder(TypedDict):
+class LaunchOrder(_OfRound):
     """Start the supervisor, and prepare it."""
 
     type: Literal["launch"]
-    round: int
     now: float  # the coordinator's clock
 
 
-class UndoOrder(TypedDict):
+class UndoOrder(_OfRound):
     """Take back what was done for the plan, which is made again."""
 
     type: Literal["undo"]
-    round: int
 
 
 class GoOrder(TypedDict):
@@ -168,11 +168,10 @@ class GoOrder(TypedDict):
     type: Literal["go"]
 
 
-class AbortMessage(TypedDict):
+class AbortMessage(_Errors):
     """The joining is over: undo everything, and end with these errors."""
 
     type: Literal["abort"]
-    errors: List[JoinError]
 
 
 CoordinatorMessage = Union[
