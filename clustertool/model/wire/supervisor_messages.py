@@ -75,12 +75,17 @@ class StatusQuery(TypedDict):
     type: Literal["status"]
 
 
-class EnvironmentQuery(TypedDict):
+class _OneRank(TypedDict):
+    """The rank that a request is about."""
+
+    role: fields.Label
+    rank: _Number
+
+
+class EnvironmentQuery(_OneRank):
     """A request for what a process needs to become this rank."""
 
     type: Literal["rank-environment"]
-    role: fields.Label
-    rank: _Number
 
 
 class BundleQuery(TypedDict):
@@ -105,29 +110,23 @@ class StacksQuery(StacksWanted):
     type: Literal["stacks"]
 
 
-class RankStarted(TypedDict):
+class RankStarted(_OneRank):
     """A rank that mpirun has started has this pid."""
 
     type: Literal["rank-started"]
-    role: fields.Label
-    rank: _Number
     pid: _Number
 
 
-class RankEndQuery(TypedDict):
+class RankEndQuery(_OneRank):
     """A request that is answered when this rank has ended."""
 
     type: Literal["rank-end"]
-    role: fields.Label
-    rank: _Number
 
 
-class LauncherSignal(TypedDict):
+class LauncherSignal(_OneRank):
     """mpirun ends this rank."""
 
     type: Literal["launcher-signal"]
-    role: fields.Label
-    rank: _Number
 
 
 class LaunchDaemon(TypedDict):
