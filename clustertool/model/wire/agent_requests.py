@@ -30,6 +30,12 @@ class _Exact(TypedDict, total=False):
     exact: bool
 
 
+class _OneJob(TypedDict):
+    """The id of the job that a request is about."""
+
+    job: str
+
+
 class JobRequest(_Exact):
     """A request about one job, or all."""
 
@@ -46,24 +52,21 @@ class OutputRequest(JobRequest, total=False):
     path: str  # of the output of a job that was submitted by hand; it has no folder
 
 
-class SignalRequest(TypedDict):
+class SignalRequest(_OneJob):
     """A signal for the ranks of a job on one node: see model/rank_signals.py."""
 
-    job: str
     number: int
 
 
-class BundleRequest(TypedDict):
+class BundleRequest(_OneJob):
     """Read a part of the bundle of a job that joins."""
 
-    job: str
     at: int  # from which some bytes are requested
 
 
-class RankSessionRequest(TypedDict):
+class RankSessionRequest(_OneJob):
     """Find the command that starts a program inside a rank."""
 
-    job: str
     role: str
     rank: int
 
@@ -123,10 +126,8 @@ class FollowWanted(TypedDict, total=False):
     now: float  # added by the agent client
 
 
-class FollowRequest(FollowWanted):
+class FollowRequest(_OneJob, FollowWanted):
     """Send logs and events of a job as they come."""
-
-    job: str
 
 
 class _Resumed(TypedDict, total=False):
@@ -175,10 +176,9 @@ class LaunchRequest(_Now):
     key: str
 
 
-class JoinRequest(TypedDict):
+class JoinRequest(_OneJob):
     """join: the text of a join file (model/joining/join_file.py), which has secrets and never lies on a disk."""
 
-    job: str
     join: str
     code: str  # digest of the code that joins
     again: bool  # also where the node was released, or its part of the job has ended
@@ -190,10 +190,9 @@ class _OfMember(TypedDict, total=False):
     code: int  # by a signal for a command that was typed here: with which this node ends. The coordinator's does not leave
 
 
-class LeaveRequest(_OfMember):
+class LeaveRequest(_OneJob, _OfMember):
     """Release the node from an elastic job."""
 
-    job: str
     by: str
     seconds: float  # to wait until the node has left
 
@@ -205,10 +204,9 @@ class JoinCodeRequest(TypedDict):
     data: str  # the modules that an agent does not have: name and text of each with NUL between them, zlib, in base64
 
 
-class JoinReportsRequest(TypedDict):
+class JoinReportsRequest(_OneJob):
     """Return the new reports of a process that joins a job."""
 
-    job: str
     seconds: float  # to wait for a report
 
 
@@ -235,10 +233,8 @@ class SentFileRequest(TypedDict):
     data: str  # compressed with zlib, in base64
 
 
-class StacksRequest(StacksWanted):
+class StacksRequest(_OneJob, StacksWanted):
     """Take the stacks of a job's processes."""
-
-    job: str
 
 
 # -- checks before a job
@@ -352,16 +348,13 @@ class _OnlyBundle(TypedDict, total=False):
     only_bundle: bool  # what else is in the folder stays: the job has records
 
 
-class WithdrawRequest(_OnlyBundle):
+class WithdrawRequest(_OneJob, _OnlyBundle):
     """Remove the files of a submission."""
 
-    job: str
 
-
-class SubmittedRequest(TypedDict):
+class SubmittedRequest(_OneJob):
     """Store the id that the scheduler has given to a job."""
 
-    job: str
     slurm_id: str
 
 
@@ -446,10 +439,9 @@ class FolderRequest(TypedDict):
     dir: str
 
 
-class SpansRequest(FolderRequest):
+class SpansRequest(_OneJob, FolderRequest):
     """dir: a folder of the job. path: the same one, relative to a job's directory or its working directory."""
 
-    job: str
     path: str
 
 
