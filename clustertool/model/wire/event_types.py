@@ -245,17 +245,9 @@ class LeftEvent(EventBase):
 
 
 class StandbyEvent(EventBase):
-    """A machine that has joined an elastic job, and does not take part in this epoch."""
+    """A machine that has joined an elastic job does not take part in this epoch, or one that was on standby is gone."""
 
-    type: Literal["standby"]
-    name: fields.Label
-    address: fields.Label
-
-
-class StandbyLeftEvent(EventBase):
-    """A machine that was on standby is gone."""
-
-    type: Literal["standby-left"]
+    type: Literal["standby", "standby-left"]
     name: fields.Label
     address: fields.Label
 
@@ -380,7 +372,6 @@ _OfEpochs = Union[
     LeftEvent,
     LeftOutEvent,
     StandbyEvent,
-    StandbyLeftEvent,
     BelowMinimumEvent,
 ]
 Event = Annotated[Union[_OfNode, _OfRank, _OfCoordinator, _OfEpochs, _OfEnd], AnyEvent]
