@@ -17,7 +17,7 @@ import json
 import math
 import sys
 import typing
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from enum import Enum
 from functools import lru_cache
 from typing import Any, Callable, Dict, List, Optional, Tuple, Type, TypeVar, Union, cast, get_args, get_origin
@@ -159,23 +159,15 @@ def _flag(value: object, path: str) -> object:
 
 def _few_values(value: object, path: str) -> object:
     """Check that a value of any type has at most 2000 values inside, and return it."""
-    if isinstance(value, (list, dict)):
-        for count, _ in enumerate(_inside(value)):
-            if count > _SMALL:
-                raise Malformed(path[:_SHOWN], f"holds more than {_SMALL} values")
-    return value
-
-
-def _inside(value: object) -> Iterator[object]:
-    """Yield a value, and all values in it, however deep."""
-    left = [value]
+    left, count = [value], 0
     while left:
         one = left.pop()
-        yield one
-        if isinstance(one, dict):
-            left += one.values()
-        elif isinstance(one, list):
-            left += one
+        if isinstance(one, (dict, list)):
+            left += one.values() if isinstance(one, dict) else one
+        count += 1
+        if count > _SMALL + 1:  # with the value itself
+            raise Malformed(path[:_SHOWN], f"holds more than {_SMALL} values")
+    return value
 
 
 def _own_float(value: object, path: str) -> object:
