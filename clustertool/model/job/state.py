@@ -306,9 +306,12 @@ class JobStatus:
         self.ended = 0.0
 
     def _on_running(self, here: NodeStatus, event: Event) -> None:
-        """Set the node to RUNNING, unless it is LOST: a supervisor runs, or an epoch has ended, and the job goes on."""
+        """Set the node to RUNNING: a supervisor runs, or an epoch has ended, and the job goes on; to STOPPING after `stopping`.
+
+        It stays LOST if it is.
+        """
         if here.state is not NodeState.LOST:  # the coordinator's event may be read before this one
-            here.state = NodeState.RUNNING
+            here.state = NodeState.STOPPING if event["type"] == "stopping" else NodeState.RUNNING
 
     def _on_disk(self, here: NodeStatus, event: Event) -> None:
         """Note that the disk of ROOT_DIR is full, or that it has room again."""
@@ -325,11 +328,6 @@ class JobStatus:
     def _on_connected(self, here: NodeStatus, event: Event) -> None:
         """Forget that the node had no connection to the coordinator."""
         here.unconnected = {}
-
-    def _on_stopping(self, here: NodeStatus, event: Event) -> None:
-        """Set the node to STOPPING, unless it is LOST."""
-        if here.state is not NodeState.LOST:
-            here.state = NodeState.STOPPING
 
     def _on_supervisor_lost(self, here: NodeStatus, event: Event) -> None:
         """Set the node to LOST, and its living ranks, also those set to LOST, to STOPPED: its guard has ended them."""
@@ -524,7 +522,7 @@ _HANDLERS: Dict[str, Callable[[JobStatus, NodeStatus, Event], None]] = {
     "disk": JobStatus._on_disk,
     "unconnected": JobStatus._on_unconnected,
     "connected": JobStatus._on_connected,
-    "stopping": JobStatus._on_stopping,
+    "stopping": JobStatus._on_running,
     "supervisor-lost": JobStatus._on_supervisor_lost,
     "ended": JobStatus._on_ended,
     "started": JobStatus._on_started,
