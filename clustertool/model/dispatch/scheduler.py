@@ -406,11 +406,7 @@ class Scheduler:
         """Choose pieces to send and their nodes, until all senders are busy or there is nothing to send."""
         actions: List[Action] = []
         busy = sum(bool(member.sending) and member.piece != _NOTHING for member in self.members.values())
-        while busy < self._width:
-            send = self._choose_next(now)
-            if send is None:
-                break
-            busy += 1
+        while busy + len(actions) < self._width and (send := self._choose_next(now)):
             actions.append(send)
         return actions
 
