@@ -13,6 +13,7 @@ from clustertool.model.config import shell_text
 from clustertool.model.config.cluster import Cluster
 from clustertool.model.config.container_keys import merge_container, refuse_launcher
 from clustertool.model.config.elastic_keys import ElasticSettings, is_range, read_elastic
+from clustertool.model.config.hostfile import split_list
 from clustertool.model.config.hosts import VARIABLE, device_ids
 from clustertool.model.config.job_tables import (
     COMMANDS,
@@ -432,8 +433,7 @@ def _by_stage(option: str, text: str) -> List[str]:
 
 def _parts(values: Sequence[str]) -> Tuple[str, ...]:
     """Split values at commas. A comma in brackets, as in a pattern, does not separate."""
-    parts = (part.strip() for value in values for part in re.split(r",(?![^\[\]]*\])", value))
-    return tuple(part for part in parts if part)
+    return tuple(part for value in values for part in split_list(value))
 
 
 def _endpoints(values: Sequence[str], option: str) -> Tuple[str, ...]:
