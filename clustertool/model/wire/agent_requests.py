@@ -24,22 +24,16 @@ class NoFields(TypedDict):
 # -- jobs
 
 
-class _Exact(TypedDict, total=False):
-    """Whether `job` is an id."""
-
-    exact: bool
-
-
 class _OneJob(TypedDict):
     """The id of the job that a request is about."""
 
     job: str
 
 
-class JobRequest(_Exact):
-    """A request about one job, or all."""
+class JobRequest(_OneJob, total=False):
+    """A request about one job, or all: `job` is then ""."""
 
-    job: str  # "" is all
+    exact: bool  # `job` is an id
 
 
 class AttachedRequest(JobRequest, LaptopNotice):
@@ -342,14 +336,10 @@ class SubmitRequest(TypedDict):
     files: Dict[str, str]  # in base64, by name
 
 
-class _OnlyBundle(TypedDict, total=False):
-    """What stays of a submission."""
+class WithdrawRequest(_OneJob, total=False):
+    """Remove the files of a submission."""
 
     only_bundle: bool  # what else is in the folder stays: the job has records
-
-
-class WithdrawRequest(_OneJob, _OnlyBundle):
-    """Remove the files of a submission."""
 
 
 class SubmittedRequest(_OneJob):
