@@ -118,12 +118,17 @@ class MembershipSample(TypedDict):
     cause: str
 
 
-class CaretakerEvent(EventBase):
+class _OneProcess(TypedDict):
+    """The process that an event is about."""
+
+    pid: fields.Pid
+    start: int  # clock ticks since the boot
+
+
+class CaretakerEvent(EventBase, _OneProcess):
     """A guard or a gauge of the node has started."""
 
     type: Literal["guard", "gauge"]
-    pid: fields.Pid
-    start: int  # clock ticks since the boot
 
 
 class MemoryInUseEvent(EventBase):
@@ -135,22 +140,18 @@ class MemoryInUseEvent(EventBase):
     seconds: fields.Pause  # how long they wait at most
 
 
-class SupervisorEvent(EventBase):
+class SupervisorEvent(EventBase, _OneProcess):
     """A supervisor of the node has started."""
 
     type: Literal["supervisor"]
-    pid: fields.Pid
-    start: int
     boot: fields.Label
     space: fields.Label  # of process ids: processes.namespace("pid")
 
 
-class StartedEvent(EventBase, RankName):
+class StartedEvent(EventBase, RankName, _OneProcess):
     """A rank was started."""
 
     type: Literal["started"]
-    pid: fields.Pid
-    start: int
     attempt: fields.AttemptNumber
     log: str
 
