@@ -28,7 +28,8 @@ _OF_WORKSPACE = (
         writable-tmpfs""".split()
     ),
 )
-_VOLUME = re.compile(r"(/|[A-Za-z0-9])[^:]*:/[^:]*(:[A-Za-z0-9_,=-]+)?")
+_OPTION = r"[^\0\n]+"
+_VOLUME = r"(/|[A-Za-z0-9])[^:\0\n]*:/[^:\0\n]*(:[A-Za-z0-9_,=-]+)?"
 
 
 def read_conf(value: object) -> ContainerSettings:
@@ -97,31 +98,25 @@ def _read_image(value: object) -> str:
     return value
 
 
-def _read_texts(value: object) -> Tuple[str, ...]:
-    """Read a list of strings, none empty, each on one line. Raises ValueError, which states what is right."""
-    texts = value if isinstance(value, (list, tuple)) else [None]
-    if not all(isinstance(text, str) and text and "\0" not in text and "\n" not in text for text in texts):
-        raise ValueError('a list of strings: ["--shm-size=8g"]')
-    return tuple(texts)
+def _list_of(form: str, right: str) -> Reader:
+    """Create a reader of a list of strings that have this form, a pattern. right: describes such a list in the ValueError."""
 
+    def read(value: object) -> Tuple[str, ...]:
+        texts = value if isinstance(value, (list, tuple)) else [None]
+        if not all(isinstance(text, str) and re.fullmatch(form, text) for text in texts):
+            raise ValueError(right)
+        return tuple(texts)
 
-def _read_volumes(value: object) -> Tuple[str, ...]:
-    """Read a list of "SOURCE:TARGET[:OPTIONS]" with absolute targets. Raises ValueError, which states what is right."""
-    right = 'a list of "SOURCE:TARGET" or "SOURCE:TARGET:OPTIONS" with absolute paths: ["/data:/data:ro"]'
-    try:
-        volumes = _read_texts(value)
-    except ValueError:
-        raise ValueError(right) from None
-    if not all(map(_VOLUME.fullmatch, volumes)):
-        raise ValueError(right)
-    return volumes
+    return read
 
 
 _READERS: Dict[str, Reader] = {
     "image": _read_image,
     "runtime": one_of(*RUNTIMES),
-    "options": _read_texts,
-    "volumes": _read_volumes,
+    "options": _list_of(_OPTION, 'a list of strings: ["--shm-size=8g"]'),
+    "volumes": _list_of(
+        _VOLUME, 'a list of "SOURCE:TARGET" or "SOURCE:TARGET:OPTIONS" with absolute paths: ["/data:/data:ro"]'
+    ),
     "pull": one_of(*PULLS),
 }
 assert set(_READERS) == {each.name for each in fields(ContainerSettings)}
