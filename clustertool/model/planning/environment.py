@@ -74,10 +74,6 @@ class Table:
         names = self.facts[node].allocated
         return [str(number) if names is None else names[number] for number in ids]
 
-    def node_id(self, seat: Seat) -> int:
-        """Return the number by which records know the node of a seat."""
-        return self.cluster.hosts[seat.node].node_id
-
     @property
     def master(self) -> str:
         """The address of the first trainer's node."""
@@ -142,7 +138,7 @@ def process_variables(table: Table, seat: Seat) -> Env:
         "CLUSTERTOOL_NNODES": str(len(table.addresses)),
         "CLUSTERTOOL_HOSTS": ",".join(table.addresses),
         "CLUSTERTOOL_ATTEMPT": "0",
-        "CLUSTERTOOL_MARK": mark(table.identity.job_id, table.node_id(seat), table.identity.token),
+        "CLUSTERTOOL_MARK": mark(table.identity.job_id, table.cluster.hosts[seat.node].node_id, table.identity.token),
     }
 
 
