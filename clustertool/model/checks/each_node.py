@@ -243,8 +243,7 @@ def _proxy(cluster: Cluster, fact: Facts) -> Wrong:
 
     None if there are none, or if no_proxy excludes the address. A proxy of the login never reaches a rank.
     """
-    host = next((host for host in cluster.hosts if host.index == fact.node), None)
-    given: Dict[str, str] = {**dict(cluster.env), **dict(host.env if host else ())}
+    given = {**dict(cluster.env), **dict(cluster.hosts[fact.node].env)}
     proxies = {name for name in given if name.lower() in ("http_proxy", "https_proxy", "all_proxy")}
     names = sorted(proxies | set(fact.job_proxies))
     free = fact.no_proxy or given.get("no_proxy", given.get("NO_PROXY", ""))
