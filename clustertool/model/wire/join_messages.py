@@ -7,7 +7,7 @@ sides send a `beat` when they have nothing else to send: silence ends a connecti
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Dict, List, Literal, Optional, Tuple, TypedDict, Union
+from typing import TYPE_CHECKING, Dict, List, Literal, Optional, Tuple, TypedDict
 
 if TYPE_CHECKING:
     from clustertool.model.wire.agent_answers import ProbeAnswer
@@ -99,8 +99,6 @@ class StopJobMessage(_Errors):
     type: Literal["stop"]
 
 
-NodeMessage = Union[OfferMessage, JoinBeat, DoneMessage, FailedMessage, LeavingMessage, StopJobMessage]
-
 # -- from the coordinator
 
 
@@ -172,18 +170,3 @@ class AbortMessage(_Errors):
     """The joining is over: undo everything, and end with these errors."""
 
     type: Literal["abort"]
-
-
-CoordinatorMessage = Union[
-    JoinBeat,
-    RefusedMessage,
-    WaitMessage,
-    ProbeOrder,
-    RelayOrder,
-    FetchOrder,
-    PlaceOrder,
-    LaunchOrder,
-    UndoOrder,
-    GoOrder,
-    AbortMessage,
-]
