@@ -10,7 +10,6 @@ its records are removed with the folder.
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
 import select
 import shutil
@@ -78,16 +77,12 @@ def _python_rule() -> tuple[str, str]:
     activated = next((name for name in ("VIRTUAL_ENV", "CONDA_PREFIX") if os.environ.get(name)), "")
     if activated:
         return "", f"by PATH of the environment that is activated ({activated})"
-    folders = os.get_exec_path()
-    if not any(map(functools.partial(_same_folder, os.path.dirname(os.path.abspath(sys.argv[0]))), folders)):
+    started = os.path.realpath(os.path.dirname(os.path.abspath(sys.argv[0])))
+    if started not in map(os.path.realpath, os.get_exec_path()):
         return own, "the one of clusterrun, which was started by a path outside of PATH"
     if not shutil.which("python3"):
         return own, "the one of clusterrun, as PATH has no python3"
     return "", "the first on PATH"
-
-
-def _same_folder(folder: str, other: str) -> bool:
-    return os.path.realpath(folder) == os.path.realpath(other)
 
 
 def shell_defaults() -> tuple[tuple[str, str], ...]:
