@@ -40,6 +40,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 from clustertool.errors import PreflightError, Survivors, UsageError
 from clustertool.fleet import this_user
 from clustertool.model.config.cluster import Cluster, read_cluster
+from clustertool.node.storage import files
 from clustertool.node.system import file_lock, path_trust, processes, users
 from clustertool.node.system.processes import Process
 
@@ -226,15 +227,12 @@ class LocalCluster:
         Raises PreflightError after this time, and for a directory that another user can have written.
         """
         self._check_dir()
-        descriptor = os.open(self.dir / "lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
-        try:
+        with files.closing(os.open(self.dir / "lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)) as descriptor:
             if not file_lock.lock_within(descriptor, fcntl.LOCK_EX, LOCK_WAIT):
                 what = f"another command has locked {self.dir / 'lock'} for {LOCK_WAIT:.0f} s"
                 raise PreflightError(what, "wait for it, or end it")
             self.run.mkdir(mode=0o700, exist_ok=True)  # a `down` may have come between
             yield
-        finally:
-            os.close(descriptor)
 
     def _make_keys(self) -> None:
         """Write new keys of the host and of the user, and authorized_keys and known_hosts with them."""

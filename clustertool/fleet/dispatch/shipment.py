@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import zlib
 from collections.abc import Collection, Container, Mapping, Sequence
@@ -12,6 +13,7 @@ from clustertool.fleet.dispatch.cache import WorkspaceCache
 from clustertool.fleet.dispatch.workspace import Workspace, read_exactly
 from clustertool.model.dispatch import manifest
 from clustertool.model.dispatch.manifest import Entry, Pack, Piece
+from clustertool.node.storage.files import closing
 
 _Part = tuple[str, int, int]  # path, offset, size
 
@@ -117,14 +119,10 @@ class Shipment:
         path, offset, size = part
         if len(self._workspace.read.get(path, b"")) == size:
             return self._workspace.read[path]
-        try:
-            fd = os.open(self._top + b"/" + os.fsencode(path), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-            try:
-                return read_exactly(fd, size, offset)
-            finally:
-                os.close(fd)
-        except OSError:
-            return b""
+        place, flags = self._top + b"/" + os.fsencode(path), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
+        with contextlib.suppress(OSError), closing(os.open(place, flags)) as fd:
+            return read_exactly(fd, size, offset)
+        return b""
 
     def _changed_error(self, parts: list[_Part]) -> DispatchError:
         """Build the error that names which files of the parts have changed.

@@ -22,6 +22,7 @@ from typing import BinaryIO
 
 from clustertool.errors import DataError, UsageError
 from clustertool.model.planning.shards import shard_name, shares
+from clustertool.node.storage import files
 
 BLOCK = 1 << 20
 MEMORY = 64 << 20  # bytes in memory of a shuffle; larger files use buckets on the disk
@@ -208,12 +209,9 @@ def _stage(folder: Path, name: str) -> Iterator[Path]:
 @contextlib.contextmanager
 def _lock(folder: Path) -> Iterator[None]:
     """Return a context manager that locks a folder. Raises BlockingIOError if another split has the lock."""
-    fd = os.open(folder, os.O_RDONLY)
-    try:
+    with files.closing(os.open(folder, os.O_RDONLY)) as fd:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         yield
-    finally:
-        os.close(fd)
 
 
 def _fill(stage: Path, data: _Data, order: LineOrder, progress: Progress, check: Check) -> Sequence[int]:

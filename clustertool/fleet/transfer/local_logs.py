@@ -14,7 +14,7 @@ from pathlib import Path
 
 from clustertool.errors import DataError
 from clustertool.model.paths import LOGS_MARK, folder_of
-from clustertool.node.storage import shown_logs
+from clustertool.node.storage import files, shown_logs
 
 
 def prepare(folder: Path) -> None:
@@ -58,13 +58,10 @@ class LocalLogs:
                 if self.shown is None:
                     (self.folder.parent / LOGS_MARK).touch()
             fresh = os.O_TRUNC if first else 0  # an earlier job may have had this id
-            fd = os.open(path, os.O_WRONLY | os.O_CREAT | fresh, 0o644)
-            try:
+            with files.closing(os.open(path, os.O_WRONLY | os.O_CREAT | fresh, 0o644)) as fd:
                 while data:
                     done = os.pwrite(fd, data, offset)
                     data, offset = data[done:], offset + done
-            finally:
-                os.close(fd)
             if first and self.shown is not None:
                 top = name.partition("/")[0]
                 with contextlib.suppress(FileExistsError):
