@@ -237,11 +237,11 @@ class LocalCluster:
     def _make_keys(self) -> None:
         """Write new keys of the host and of the user, and authorized_keys and known_hosts with them."""
         host, user = _key_pair(), _key_pair()
-        for name, pair in (("host_key", host), ("user_key", user)):
-            _write_private_file(self.run / name, pair[0])
-            _write_private_file(self.run / f"{name}.pub", pair[1] + "\n")
-        _write_private_file(self.run / "authorized_keys", user[1] + "\n")
-        _write_private_file(self.run / "known_hosts", f"* {host[1]}\n")
+        texts = {"authorized_keys": f"{user[1]}\n", "known_hosts": f"* {host[1]}\n"}
+        for name, (private, public) in (("host_key", host), ("user_key", user)):
+            texts.update({name: private, f"{name}.pub": f"{public}\n"})
+        for name, text in texts.items():
+            files.replace(str(self.run / name), text.encode(), durable=False)
 
     # -- servers
 
@@ -290,7 +290,7 @@ class LocalCluster:
         user, pam = users.own_name(), "yes" if _root_is_locked() else "no"
         address = f"127.0.0.{node + 1}:{port}"  # Linux has all of 127/8 on loopback
         text = _CONFIG.format(address=address, run=self.run, node=node, home=home, user=user, pam=pam)
-        _write_private_file(config, text + _line_for_newer(sshd))
+        files.replace(str(config), f"{text}{_line_for_newer(sshd)}".encode(), durable=False)
         return subprocess.Popen(
             [sshd, "-f", str(config), "-E", str(config.with_suffix(".log"))],
             cwd="/",
@@ -415,12 +415,3 @@ def _key_pair() -> tuple[str, str]:
     key = Ed25519PrivateKey.generate()
     public = key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
     return key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption()).decode(), public.decode()
-
-
-def _write_private_file(path: Path, text: str) -> None:
-    """Write a file (0600) whole or not at all: a complete one is renamed to its path."""
-    part = path.with_name(path.name + ".part")
-    part.unlink(missing_ok=True)
-    with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600), "w") as file:
-        file.write(text)
-    part.replace(path)
