@@ -26,7 +26,6 @@ import random
 import re
 import shutil
 import signal
-import stat
 import subprocess
 import sys
 import time
@@ -203,8 +202,7 @@ class LocalCluster:
         if re.search(r'["\\%\n]', str(self.dir)):
             raise PreflightError(f"sshd cannot read the path {str(self.dir)!r}", "set XDG_STATE_HOME to a plain path")
         this_user.make_folder(self.dir, "XDG_STATE_HOME")
-        info = self.dir.lstat()
-        if not stat.S_ISDIR(info.st_mode) or info.st_uid != os.geteuid():
+        if not files.is_own_dir(str(self.dir)):
             fix = f"remove it, or chown it to uid {os.geteuid()}"
             raise PreflightError(f"{self.dir} is not a directory of this user", fix)
         self.dir.chmod(0o700)

@@ -14,7 +14,6 @@ import os
 import select
 import shutil
 import socket
-import stat
 import subprocess
 import sys
 import threading
@@ -29,6 +28,7 @@ from clustertool.model.config.cluster import Cluster
 from clustertool.model.config.hosts import Host
 from clustertool.model.launcher_variables import SHELL_DEFAULTS, without_secret
 from clustertool.model.paths import OURS
+from clustertool.node.storage import files
 from clustertool.node.system import processes, programs, users
 from clustertool.ssh.channel import NO_SHELL, Programs, Shells
 
@@ -116,11 +116,9 @@ def _has_own_jobs(records: Path) -> bool:
 
     Another user may have put a folder or a link of this name into /tmp.
     """
-    try:
-        info = os.lstat(records)
-        return stat.S_ISDIR(info.st_mode) and info.st_uid == os.geteuid() and os.path.isfile(records / OURS / "marker")
-    except OSError:
-        return False
+    with contextlib.suppress(OSError):
+        return files.is_own_dir(str(records)) and os.path.isfile(records / OURS / files.MARKER)
+    return False
 
 
 def user() -> str:

@@ -17,6 +17,7 @@ from types import FrameType
 import paramiko
 
 from clustertool.errors import PreflightError
+from clustertool.node.storage.files import write_all
 from clustertool.ssh.channel import BROKEN, MOST_BYTES, SHELL_FIX, discard
 from clustertool.ssh.connection import SshLink
 
@@ -92,7 +93,7 @@ def _copy_both_ways(channel: paramiko.Channel, check: Callable[[], None]) -> boo
             data = channel.recv(_CHUNK)
             if not data:
                 return False
-            _write(data)
+            write_all(sys.stdout.fileno(), data)
         if keys in ready:
             typed = os.read(keys, _CHUNK)
             last = (last + typed)[-len(_LEAVE) :]
@@ -100,12 +101,6 @@ def _copy_both_ways(channel: paramiko.Channel, check: Callable[[], None]) -> boo
                 return True
             channel.sendall(typed)
     return False
-
-
-def _write(data: bytes) -> None:
-    """Write all bytes to stdout."""
-    while data:
-        data = data[os.write(sys.stdout.fileno(), data) :]
 
 
 @contextlib.contextmanager
