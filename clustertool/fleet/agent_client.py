@@ -32,14 +32,13 @@ from clustertool.model.wire import answers
 from clustertool.model.wire.frames import Decoder, FrameError, Header, encode
 from clustertool.model.wire.messages import Answered, Request
 from clustertool.model.wire.stream_messages import ClosedFrame, RelayOrder, RelayReport, StreamFrame
-from clustertool.ssh.channel import SHELL_FIX, Greeting, discard, ended_by_loss, seconds_for
+from clustertool.ssh.channel import SHELL_FIX, Greeting, discard, ended_by_loss, read_errors, seconds_for
 
 Sink = Callable[[int, StreamFrame, bytes], None]
 _WINDOW = 8 << 20  # what may be on its way to us unread: bounds the laptop's memory
 _SLICE = 1 << 17
 _GENTLE = 1 << 16
 _PAUSE = 0.002
-_ERROR_BYTES = 64 << 10  # bytes of the channel's stderr that are read for an error message
 _ERROR_WAIT = 0.5
 _TIMES = 20  # the timeout of a long request: as long as there is progress
 _AGENT = ("-ESs", "-c", node_bundle.FIRST, "clustertool-agent")  # the arguments of the interpreter
@@ -155,14 +154,10 @@ class AgentClient:
 
         It may come a moment after the end of stdout.
         """
-        text, end = b"", time.monotonic() + wait
-        if self._channel is None:
-            return ""
+        end = time.monotonic() + wait
         while not self._channel.recv_stderr_ready() and time.monotonic() < end:
             time.sleep(0.01)
-        while self._channel.recv_stderr_ready() and len(text) < _ERROR_BYTES:
-            text += self._channel.recv_stderr(4096)
-        lines = text.decode(errors="backslashreplace").strip().splitlines()
+        lines = read_errors(self._channel).decode(errors="backslashreplace").strip().splitlines()
         return lines[-1] if lines else ""
 
     # -- talk --

@@ -61,6 +61,14 @@ def run_briefly(do: Callable[[], None]) -> None:
 # ---- reading both streams of a channel without threads
 
 
+def read_errors(channel: Any, most: int = MOST_BYTES) -> bytes:
+    """Read what is there of a channel's stderr, about `most` bytes at most."""
+    errors = b""
+    while channel.recv_stderr_ready() and len(errors) < most:
+        errors += channel.recv_stderr(min(most, _CHUNK))
+    return errors
+
+
 class _DataEvent:
     """An event that paramiko sets when bytes arrive. Only the waiting thread clears it, because it reads two streams."""
 
@@ -213,9 +221,7 @@ class Greeting:
 
     def _last_line(self) -> str:
         """Quote the last line that the login has printed, on stdout, else on stderr."""
-        errors = b""
-        while self._channel.recv_stderr_ready() and len(errors) < MOST_BYTES:
-            errors += self._channel.recv_stderr(_GREETING_CHUNK)
+        errors = read_errors(self._channel)
         return shown_end(self.rest[-_SHOWN:].strip() or self._last.encode() or errors)
 
     def _receive(self) -> bytes:

@@ -28,7 +28,7 @@ from typing import IO
 from clustertool.errors import ClustertoolError, DispatchError, NotFound, PreflightError
 from clustertool.fleet.this_machine import Link
 from clustertool.model.hints import PROGRAM
-from clustertool.ssh.channel import BROKEN, KEEP, Greeting, discard, ended_by_loss
+from clustertool.ssh.channel import BROKEN, KEEP, Greeting, discard, ended_by_loss, read_errors
 from clustertool.ssh.dial import end_group, signal_group
 
 SLICE = 0.05  # seconds between two calls of `check` and tests of the connection
@@ -160,14 +160,7 @@ class Pipe:
 
     def errors(self) -> bytes:
         """Return what the script has written to stderr so far (read it when it has ended)."""
-        return self._stderr().partition(self._mark)[2]
-
-    def _stderr(self) -> bytes:
-        """Read what is there of the channel's stderr, about 16 MiB at most."""
-        got = b""
-        while self.channel.recv_stderr_ready() and len(got) < KEEP:
-            got += self.channel.recv_stderr(_CHUNK)
-        return got
+        return read_errors(self.channel, KEEP).partition(self._mark)[2]
 
     def close(self) -> None:
         discard(self.channel)
