@@ -145,7 +145,7 @@ class Fleet:
             self.cluster, self.failed = self.shared.cluster, dict(self.shared.failed)
             if self.failed:
                 return self
-            self._directory.set_first(self.shared.agents[0])
+            self._directory.agent = self.shared.agents[0]
             self.cluster = replace(self.cluster, hosts=())
         hosts = self.cluster.hosts
         new = self._directory.add(host, host.root_dir or self.cluster.root_dir, len(hosts))

@@ -73,25 +73,14 @@ class SharedDirectory:
     what the request reads.
     """
 
-    def __init__(
-        self, connect: Callable[[], AgentClient], sink: Sink | None, needed: Needed = lambda base, kind, fields: None
-    ) -> None:
+    agent: AgentClient  # of the newest connection; the caller sets that of the first one
+
+    def __init__(self, connect: Callable[[], AgentClient], sink: Sink | None, needed: Needed) -> None:
         self._connect, self._sink, self.needed = connect, sink, needed
         self._opening = threading.Lock()
         self._failed: tuple[float, ClustertoolError] | None = None  # when it was tried last, and why it failed
         self._lock = threading.Lock()
         self._clients: list[RecordsClient] = []
-        self._agent: AgentClient | None = None
-
-    @property
-    def agent(self) -> AgentClient:
-        """The agent of the newest connection."""
-        assert self._agent is not None
-        return self._agent
-
-    def set_first(self, agent: AgentClient) -> None:
-        """Set the agent of the first connection."""
-        self._agent = agent
 
     def add(self, host: Host, root: str, first: int) -> list[RecordsClient]:
         """Ask for the bases, and return a new client for each that has none, numbered from `first` on.
@@ -120,11 +109,11 @@ class SharedDirectory:
         in the next second.
         """
         with self._opening:
-            if self._agent is client.agent:
+            if self.agent is client.agent:
                 if self._failed is not None and time.monotonic() - self._failed[0] < _PAUSE:
                     raise self._failed[1]
                 try:
-                    self._agent = self._connect()
+                    self.agent = self._connect()
                 except ClustertoolError as error:
                     self._failed = time.monotonic(), error
                     raise
