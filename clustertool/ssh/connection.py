@@ -65,9 +65,7 @@ def login(host: Host, cluster: Cluster, prompter: Prompter) -> tuple[SshSettings
         return to, _connect_directly(to, prompter), None
     bastion = Bastion.enter(to.gateways, prompter, to)
     try:
-        deadline = time.monotonic() + to.connect_timeout
-        sock = dial.tunnel(bastion.transport, to.gateways[-1], to, deadline)
-        return to, _connect(to, sock, prompter, deadline), bastion
+        return to, bastion.connect(to, prompter), bastion
     except ClustertoolError:
         bastion.leave()
         raise
@@ -183,9 +181,11 @@ class Bastion:
             raise type(error)(where + error.what, error.fix, to.name) from None
         return bastion
 
-    @property
-    def transport(self) -> paramiko.Transport:
-        return self._open[-1].transport
+    def connect(self, to: SshSettings, prompter: Prompter) -> Connection:
+        """Log in to a host over the last gateway that is open. Raises what login() raises."""
+        deadline = time.monotonic() + to.connect_timeout
+        sock = dial.tunnel(self._open[-1].transport, self._chain[len(self._open) - 1], to, deadline)
+        return _connect(to, sock, prompter, deadline)
 
     def leave(self) -> None:
         """Count one user less; without any, close the connections, the last one first."""
@@ -211,19 +211,12 @@ class Bastion:
                 raise self._failure
             self._failure, self._open = None, []
             try:
-                for number, to in enumerate(self._chain):
-                    self._open.append(self._hop(number, to, prompter))
+                self._open.append(_connect_directly(self._chain[0], prompter))
+                for to in self._chain[1:]:
+                    self._open.append(self.connect(to, prompter))
             except ClustertoolError as error:
                 self._failure, self._failed_at = error, time.monotonic()
                 raise
-
-    def _hop(self, number: int, to: SshSettings, prompter: Prompter) -> Connection:
-        """Log in to one gateway of the chain: the first one directly, another one over the one before it."""
-        if not number:
-            return _connect_directly(to, prompter)
-        deadline = time.monotonic() + to.connect_timeout
-        sock = dial.tunnel(self._open[-1].transport, self._chain[number - 1], to, deadline)
-        return _connect(to, sock, prompter, deadline)
 
 
 # -- the link ----------------------------------------------------------------------------------------------------------
