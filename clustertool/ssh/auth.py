@@ -5,6 +5,7 @@ Keys are read once per process, and each passphrase is requested once. A passwor
 
 from __future__ import annotations
 
+import functools
 import io
 import os
 import re
@@ -63,44 +64,39 @@ class _Agent(AgentSSH):  # type: ignore[misc]
             return super()._send_message(message)
 
 
-class _Keyring:
-    """The keys of this process: files and agents, each read once."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._agents: dict[str, _Agent] = {}
-        self._files: dict[tuple[str, int, str], PKey | None] = {}
-
-    def agent_keys(self, path: str) -> Sequence[Untyped]:
-        """List the keys of the agent at this socket; none for "", and where no agent answers."""
-        if not path:
-            return ()
-        with self._lock:
-            if path not in self._agents:
-                self._agents[path] = _Agent(path)
-            return self._agents[path].get_keys()  # type: ignore[no-any-return]
-
-    def load(self, path: str, passphrase: str = "") -> PKey | None:
-        """Load the key in a file; None if it is locked and this is not its passphrase.
-
-        The result is kept as long as the file does not change. Raises OSError; ValueError, SSHException or
-        UnsupportedAlgorithm for a key that cannot be used.
-        """
-        which = (path, os.stat(path).st_mtime_ns, passphrase)
-        with self._lock:
-            if which not in self._files:
-                try:
-                    self._files[which] = _private_key(Path(path).read_bytes(), passphrase.encode() or None)
-                except TypeError:  # the message of cryptography for a missing passphrase
-                    self._files[which] = None
-                except (ValueError, InvalidTag):
-                    if not passphrase:
-                        raise
-                    self._files[which] = None
-            return self._files[which]
+_agent_at = functools.cache(_Agent)  # by the path of its socket
+_reading = threading.Lock()  # the threads of all nodes ask at once, and each agent and file is read once
 
 
-_keyring = _Keyring()
+def _agent_keys(path: str) -> Sequence[Untyped]:
+    """List the keys of the agent at this socket; none for "", and where no agent answers."""
+    if not path:
+        return ()
+    with _reading:
+        return _agent_at(path).get_keys()  # type: ignore[no-any-return]
+
+
+def _load_key(path: str, passphrase: str = "") -> PKey | None:
+    """Load the key in a file; None if it is locked and this is not its passphrase.
+
+    The result is kept as long as the file does not change. Raises OSError; ValueError, SSHException or UnsupportedAlgorithm for
+    a key that cannot be used.
+    """
+    with _reading:
+        return _read_key(path, os.stat(path).st_mtime_ns, passphrase)
+
+
+@functools.cache
+def _read_key(path: str, _: int, passphrase: str) -> PKey | None:
+    """Read the key in a file, as _load_key() does. The time of the file's last change is there for the cache."""
+    try:
+        return _private_key(Path(path).read_bytes(), passphrase.encode() or None)
+    except TypeError:  # the message of cryptography for a missing passphrase
+        return None
+    except (ValueError, InvalidTag):
+        if not passphrase:
+            raise
+        return None
 
 
 def _private_key(text: bytes, passphrase: bytes | None) -> PKey:
@@ -212,7 +208,7 @@ class Login:
         With IdentitiesOnly, keys of the agent that are not configured are left out. A passphrase is asked for only when all
         others have been tried.
         """
-        agent = {key.asbytes(): key for key in _keyring.agent_keys(self._to.agent)}
+        agent = {key.asbytes(): key for key in _agent_keys(self._to.agent)}
         given = {path: self._read_certificate_file(path) for path in self._to.certificate_files}
         waiting: list[str] = []
         for path in self._to.identity_files:
@@ -257,7 +253,7 @@ class Login:
         None, too, for one that is missing or cannot be used: the problem is recorded, unless a default file is missing.
         """
         try:
-            key = _keyring.load(path)
+            key = _load_key(path)
         except FileNotFoundError:
             if self._to.identities_given:
                 self._bad.append(f"{path} does not exist")
@@ -296,7 +292,7 @@ class Login:
             if not passphrase:
                 break
             try:
-                key = _keyring.load(path, passphrase)
+                key = _load_key(path, passphrase)
             except _BAD_KEY as error:
                 self._record_unusable(path, error)
                 return None

@@ -86,7 +86,8 @@ def _ssh(server: sshd.Sshd, laptop: Path, *options: str) -> bool:
 
 
 def _login(cluster: Cluster, prompter: Prompter | None = None) -> None:
-    auth._keyring.__init__()  # type: ignore[misc]  # as a new process: no agent's list of keys is remembered
+    auth._agent_at.cache_clear()  # as a new process: no agent's list of keys is remembered
+    auth._read_key.cache_clear()
     close_all(list(open_all(cluster.hosts, cluster, prompter=prompter).all().values()))
 
 
