@@ -16,7 +16,7 @@ from pathlib import Path
 
 from clustertool.engines import earlier_work
 from clustertool.engines.base import Document, Engine, EngineState, Exported, ExportWish, Starter, Submission, Submitted
-from clustertool.engines.caller import Caller
+from clustertool.engines.caller import pause
 from clustertool.engines.job_request import RunRequest
 from clustertool.engines.kubernetes.cluster_api import ClusterApi
 from clustertool.engines.kubernetes.job_manifests import JobManifests, as_yaml, job_manifests, settings_of
@@ -47,7 +47,6 @@ _PRIVATE = "no other user may read it"
 _LEAVING = 60.0  # seconds that objects may take to be gone
 _REMOVAL_POLL = 0.3
 _POD_POLL = 1.0  # seconds between two questions about the first pod
-_TURN = 0.05
 _ATTEMPTS = 5  # connections that may break
 _PAUSE = 2.0
 
@@ -306,7 +305,7 @@ def send_to_first_pod(engine: KubernetesEngine, job: str, workspace: Workspace) 
     """
     caller = engine.caller
     for attempt in range(_ATTEMPTS):
-        host = _await_first_pod(engine, caller, job)
+        host = _await_first_pod(engine, job)
         try:
             _send_to_pod(engine, host, workspace)
             return
@@ -314,10 +313,10 @@ def send_to_first_pod(engine: KubernetesEngine, job: str, workspace: Workspace) 
             if attempt + 1 == _ATTEMPTS:
                 raise
             caller.warn(f"{host.name}: {error.what}; the workspace is sent again, without what has arrived")
-            _wait(caller, _PAUSE)
+            pause(caller, _PAUSE)
 
 
-def _await_first_pod(engine: KubernetesEngine, caller: Caller, job: str) -> Host:
+def _await_first_pod(engine: KubernetesEngine, job: str) -> Host:
     """Poll the job every second until its first pod runs, print each new reason why it waits, and return the pod as a host.
 
     Raises PreflightError if the job has ended or is gone, and what the caller's check raises.
@@ -335,8 +334,8 @@ def _await_first_pod(engine: KubernetesEngine, caller: Caller, job: str) -> Host
         if found.reason != shown:
             shown = found.reason
             why = f": {shown}" if shown else ""
-            caller.note(f"job {job}: {found.state}{why}; its workspace is sent when its first pod runs")
-        _wait(caller, _POD_POLL)
+            engine.caller.note(f"job {job}: {found.state}{why}; its workspace is sent when its first pod runs")
+        pause(engine.caller, _POD_POLL)
 
 
 def _send_to_pod(engine: KubernetesEngine, host: Host, workspace: Workspace) -> None:
@@ -348,11 +347,3 @@ def _send_to_pod(engine: KubernetesEngine, host: Host, workspace: Workspace) -> 
         facts = {node: read_facts(node, answer) for node, answer in gathered.ok.items()}
         done = send(engine.caller, fleet, workspace, portions(workspace, cluster, facts, None), facts)
         raise_all(list(done.failed.values()))
-
-
-def _wait(caller: Caller, seconds: float) -> None:
-    """Wait for these seconds, and call the caller's check every 50 ms."""
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        caller.check()
-        time.sleep(_TURN)
