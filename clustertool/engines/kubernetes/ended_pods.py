@@ -104,7 +104,7 @@ class PodWatch:
 class EndedPods:
     """The pods that have ended, and their restored records. May be used by several threads.
 
-    places: which node of which job a pod is. failed: why the log of a pod cannot be read.
+    places: which node of which job a pod is, set by the engine. failed: why the log of a pod cannot be read.
     """
 
     def __init__(self, api: ClusterApi) -> None:
@@ -126,10 +126,6 @@ class EndedPods:
     def close(self) -> None:
         """Remove the restored records."""
         self._records.close()
-
-    def record_place(self, pod: str, job: str, node: int) -> None:
-        """Record which node of which job a pod is."""
-        self.places[pod] = job, node
 
     def add(self, pod: PodView, about: JobAbout) -> None:
         """Add an ended pod for restore_all(), with its termination message if that is of its job and node."""

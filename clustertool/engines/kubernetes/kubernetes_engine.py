@@ -32,10 +32,10 @@ from clustertool.model.hints import PROGRAM
 from clustertool.model.job.job_names import can_mean
 from clustertool.model.job.state_names import OUTCOMES, StopState
 from clustertool.model.job.stop_result import read_result
-from clustertool.model.kubernetes.api_objects import Object, fields, text
+from clustertool.model.kubernetes.api_objects import fields, text
 from clustertool.model.kubernetes.kubernetes_settings import read_settings
 from clustertool.model.kubernetes.node_view import node_view
-from clustertool.model.kubernetes.object_names import JobAbout, about_of
+from clustertool.model.kubernetes.object_names import about_of
 from clustertool.model.kubernetes.pod_places import node_of_pod
 from clustertool.model.kubernetes.pod_reasons import view
 from clustertool.model.kubernetes.workload import GRACE_MORE, pod_root, root_of
@@ -124,7 +124,7 @@ class KubernetesEngine(Engine):
         """
         running: dict[str, Host] = {}
         for name, objects in self._select_jobs(job, newest).items():
-            self._add_pods(name, objects, running)
+            running.update(self._sort_pods(name, objects))
         self._ended.restore_all(self.caller.check)
         running.update(self._ended.unreadable())
         self.fleet.open_shared(this_machine.host(str(self._ended.root)))
@@ -150,31 +150,28 @@ class KubernetesEngine(Engine):
                 del found[name]
         return found
 
-    def _add_pods(self, job: str, objects: JobObjects | None, running: dict[str, Host], first: bool = False) -> None:
-        """Add the running pods of a job to `running`, and the ended ones to those to restore; pods that wait are left out.
+    def _sort_pods(self, job: str, objects: JobObjects | None, first: bool = False) -> dict[str, Host]:
+        """Map the running pods of a job to hosts, and add the ended ones to those to restore; pods that wait are left out.
 
-        first: only the pod of node 0.
+        first: only the pod of node 0. Records which node of the job each pod is.
         """
+        running: dict[str, Host] = {}
         for pod in objects.pods if objects is not None else ():
-            node = node_of_pod(pod)
-            if objects is not None and node is not None and (node == 0 or not first):
-                self._add_pod(job, node, pod, about_of(objects.workload), running)
-
-    def _add_pod(self, job: str, node: int, pod: Object, about: JobAbout, running: dict[str, Host]) -> None:
-        """Record which node of the job a pod is, and add it to `running`, or to the ended ones; neither if it waits."""
-        seen = view(pod)
-        self._ended.record_place(seen.name, job, node)
-        if seen.ended:
-            self._ended.add(seen, about)
-        elif seen.phase == "Running":
-            root = root_of(pod) or pod_root(self.fleet.cluster.root_dir)
-            name = text(fields(pod, "spec"), "hostname") or seen.name
-            running[seen.name] = Host(0, seen.name, name=name, root_dir=root)
+            node, seen = node_of_pod(pod), view(pod)
+            if objects is None or node is None or (first and node):
+                continue
+            self._ended.places[seen.name] = job, node
+            if seen.ended:
+                self._ended.add(seen, about_of(objects.workload))
+            elif seen.phase == "Running":
+                root = root_of(pod) or pod_root(self.fleet.cluster.root_dir)
+                name = text(fields(pod, "spec"), "hostname") or seen.name
+                running[seen.name] = Host(0, seen.name, name=name, root_dir=root)
+        return running
 
     def first_pod(self, job: str) -> Host | None:
         """Return the pod of node 0 as a host; None if it does not run."""
-        running: dict[str, Host] = {}
-        self._add_pods(job, self.store.read_one(job), running, first=True)
+        running = self._sort_pods(job, self.store.read_one(job), first=True)
         return next(iter(running.values()), None)
 
     def reach(self, host: Host) -> Link | None:
@@ -273,8 +270,7 @@ class KubernetesEngine(Engine):
         Survivors if objects are left after the grace and more than a minute, and the error of a request.
         """
         with self.api.patiently():
-            running: dict[str, Host] = {}
-            self._add_pods(job, self.store.read_one(job), running)
+            running = self._sort_pods(job, self.store.read_one(job))
             answers = self._stop(job, running, how)
             if self._followed:  # those that were placed leave their last records before they are deleted
                 results = {pod: read_result(answers[host.name], job).state for pod, host in running.items()}
