@@ -251,18 +251,15 @@ class RestoredRecords:
         root = self.root / f"node{node}"
         paths = JobPaths(str(root), job)
         last = b""
-        of_ranks = _RankLogs(paths)
         if logs:  # of an attempt that has failed
             shutil.rmtree(paths.of("log"), ignore_errors=True)
-        try:
+        with contextlib.closing(_RankLogs(paths)) as of_ranks:
             for line in split_lines(log):
                 found = pod_record.decode_line(line)
                 if found is None:
                     last = line if line.startswith(b"{") else last
                 elif logs:
                     of_ranks.add(found)
-        finally:
-            of_ranks.close()
         try:
             record: PodRecord | None = pod_record.decode(last)
         except DataError:

@@ -289,15 +289,11 @@ class KubernetesEngine(Engine):
 
         def one(pod: str) -> StopAnswer:
             host, agent = running[pod], open_.get(pod)
-            link = None if agent is not None else PodLink(self.api, pod, host.name)
-            try:
+            with contextlib.ExitStack() as opened:
                 if agent is None:
-                    assert link is not None
+                    link = opened.enter_context(contextlib.closing(PodLink(self.api, pod, host.name)))
                     agent = AgentClient.open(link, host, self.fleet.cluster)
                 return agent.ask(stop_request(job, how), how["grace"] + _STOPPING)
-            finally:
-                if link is not None:
-                    link.close()
 
         pods = list(running)
         asked = each(pods, one, width=_CHANNELS, timeout=how["grace"] + _STOPPING)

@@ -438,14 +438,11 @@ class SlurmEngine(Engine):
         Raises the error of the channel if the agent cannot be opened. Returns None if the channel is lost after the request:
         Slurm ends all steps of a job when the job's own one has ended.
         """
-        link = SrunLink(self.login.agents[0].link, slurm.path("srun"), number, host.host)
-        try:
+        with contextlib.closing(SrunLink(self.login.agents[0].link, slurm.path("srun"), number, host.host)) as link:
             agent = AgentClient.open(link, host, self.fleet.cluster)
             with contextlib.suppress(Unreachable):
                 return agent.ask(stop_request(job, how), how["grace"] + _STOPPING)
-            return None
-        finally:
-            link.close()
+        return None
 
     # -- records
 
