@@ -200,6 +200,7 @@ class Engine(ABC):
         self.caller = caller
         self.capabilities = known_engines.capabilities(cluster.engine)
         self.fleet = Fleet(cluster, caller.check, sink, caller.person(), self.reach)
+        self._job_fleet: Fleet | None = None  # of fleet_of_job(), where that makes another one
         if not self.capabilities.live_channels:
             self.fleet.engine_end = self._why_ended
 
@@ -207,6 +208,9 @@ class Engine(ABC):
         return self
 
     def __exit__(self, *_: object) -> None:
+        """Close the connections, also those of fleet_of_job()."""
+        if self._job_fleet is not None:
+            self._job_fleet.close()
         self.fleet.close()
 
     def _why_ended(self, job: str) -> str | None:
@@ -242,8 +246,8 @@ class Engine(ABC):
     def fleet_of_job(self, job: str) -> Fleet:
         """Return `fleet`, which must have an agent on each node of the running job, numbered as the job numbers them.
 
-        An engine whose agents only read records makes another fleet, which is not open yet, and closes it itself. It raises
-        NotFound if the job does not run, PreflightError if it cannot be asked.
+        An engine whose agents only read records makes another fleet, which is not open yet, and is closed with the engine
+        (`_job_fleet`). It raises NotFound if the job does not run, PreflightError if it cannot be asked.
         """
         return self.fleet
 

@@ -73,7 +73,6 @@ class KubernetesEngine(Engine):
         self._followed = sink is not None
         self._output = settings.output
         self._watch = PodWatch(self.api)
-        self._job_fleet: Fleet | None = None  # of fleet_of_job()
         self.fleet.records_of, self.fleet.needed = self._records_of, self._ended.restore_needed_logs
         self.fleet.no_records = _no_records
 
@@ -81,8 +80,6 @@ class KubernetesEngine(Engine):
         """Close watch and connections, and remove the restored records."""
         try:
             self._watch.close()
-            if self._job_fleet is not None:
-                self._job_fleet.close()
             super().__exit__(*details)
         finally:
             self._ended.close()

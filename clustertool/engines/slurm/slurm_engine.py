@@ -73,17 +73,10 @@ class SlurmEngine(Engine):
         self.settings: SlurmSettings = read_settings(cluster.settings, where=cluster.where)
         self.host = self.settings.login_host or this_machine.host()
         super().__init__(cluster, caller, sink)
-        self._job_fleet: Fleet | None = None  # of fleet_of_job()
         self._opening = threading.Lock()  # several jobs may be cancelled at a time
         self._thread, self._noted = threading.get_ident(), False
         self._over: dict[str, Description] = {}  # jobs that have ended: nothing changes any more
         self._outputs: dict[str, str] = {}  # the paths of what jobs have printed that were submitted by hand
-
-    def __exit__(self, *_: object) -> None:
-        """Close the connections, also those of fleet_of_job()."""
-        if self._job_fleet is not None:
-            self._job_fleet.close()
-        super().__exit__()
 
     def open(self, lag: float | None = None, job: str = "", newest: bool = False) -> Fleet:
         """Connect to the login host, whose agent reads the records of all jobs, and return the fleet.
