@@ -174,7 +174,7 @@ def check_devices(api: ClusterApi, job: KubernetesSettings) -> Iterator[Finding]
     Too little: no node has enough for one pod, or all nodes together not for all pods of a role. An error, too, if no node
     counts. Nodes that are cordoned, not ready or without the labels of node_selector do not count.
     """
-    nodes = [node for node in api.list_objects("Node", job.node_selector) if takes_pods(node)]
+    nodes = [node for node in api.list_objects("Node", job.node_selector) if is_ready(node) and not is_cordoned(node)]
     if not nodes:
         what = "no node is ready" + (" that has these labels" if job.node_selector else "")
         yield Finding(0, _COLUMN, "error", what, 'correct KUBERNETES["node_selector"]' if job.node_selector else "")
@@ -192,11 +192,6 @@ def check_devices(api: ClusterApi, job: KubernetesSettings) -> Iterator[Finding]
                 yield Finding(0, column, "error", what, "use fewer pods, or smaller ones")
             elif "/" in name:
                 yield Finding(0, column, "ok", f"{amount_text(sum(having, Decimal()))} {name}")
-
-
-def takes_pods(node: Object) -> bool:
-    """Return whether a node is ready and not cordoned."""
-    return is_ready(node) and not is_cordoned(node)
 
 
 def quantity(text: str) -> Decimal:
