@@ -22,7 +22,7 @@ from clustertool.engines.kubernetes.pod_channel import PodChannel
 from clustertool.errors import AuthError, ClustertoolError, ConfigError, NotFound, PreflightError, Unreachable
 from clustertool.model.kubernetes.api_objects import KINDS, Manifest, ObjectKind, fields, items, text
 from clustertool.model.kubernetes.kubernetes_settings import KubernetesSettings
-from clustertool.model.kubernetes.object_names import JOB_LABEL
+from clustertool.model.kubernetes.object_names import job_label
 from clustertool.model.kubernetes.pod_reasons import CONTAINER
 from clustertool.ssh.parallel import each
 
@@ -227,7 +227,7 @@ class ClusterApi:
             return self._post(manifest, _STRICT, unsure)
         except AlreadyExists:
             present = self.get(manifest["kind"], str(manifest["metadata"]["name"])) if lost else None
-            if present is not None and _job_of(present) and _job_of(present) == _job_of(manifest):
+            if present is not None and job_label(present) and job_label(present) == job_label(manifest):
                 return present
             raise
 
@@ -524,11 +524,6 @@ def _selectors(labels: Mapping[str, str], fields: str) -> dict[str, object]:
     if fields:
         query["fieldSelector"] = fields
     return query
-
-
-def _job_of(manifest: Manifest) -> object:
-    """Return the job's hash in the labels of an object."""
-    return (manifest["metadata"].get("labels") or {}).get(JOB_LABEL)
 
 
 def _retry_after(headers: Mapping[str, str]) -> float:

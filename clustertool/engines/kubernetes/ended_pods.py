@@ -21,8 +21,8 @@ from clustertool.engines.kubernetes.cluster_api import ClusterApi
 from clustertool.errors import ClustertoolError, DataError, NotFound
 from clustertool.model.config.hosts import Host
 from clustertool.model.kubernetes import pod_record
-from clustertool.model.kubernetes.api_objects import Object, fields, text
-from clustertool.model.kubernetes.object_names import JOB_LABEL, JobAbout, job_hash
+from clustertool.model.kubernetes.api_objects import Object
+from clustertool.model.kubernetes.object_names import JobAbout, job_hash, job_label
 from clustertool.model.kubernetes.pod_reasons import PodFault, PodView, end_of, view
 from clustertool.model.kubernetes.pod_record import LEDGER, MOST_LINE, PodEnd, PodRecord, Stated
 from clustertool.model.paths import OURS, JobPaths, node_of
@@ -80,8 +80,7 @@ class PodWatch:
 
         Forget the latter when that pod can start.
         """
-        found = view(pod)
-        of_job = text(fields(fields(pod, "metadata"), "labels"), JOB_LABEL)
+        found, of_job = view(pod), job_label(pod)
         if found.fault is PodFault.IMAGE:
             self._stuck.setdefault(of_job, {})[found.name] = found
         elif not found.deleted and found.fault is PodFault.NONE:

@@ -32,6 +32,7 @@ from clustertool.model.kubernetes.object_names import (
     QUEUE_LABEL,
     about_of,
     job_hash,
+    job_label,
     job_of,
     owner_hash,
 )
@@ -355,9 +356,9 @@ class JobStore:
         Those that kubectl has applied have no owner, and so are not deleted with it. Raises ClustertoolError if the server
         cannot be asked.
         """
-        jobs = {_job_label(one) for one in (*self._workloads(self.owner), *self._api.list_objects("Pod", self.owner))}
+        jobs = {job_label(one) for one in (*self._workloads(self.owner), *self._api.list_objects("Pod", self.owner))}
         kept = [one for kind in _KEPT for one in self._api.list_objects(kind, self.owner, whole=False)]
-        return [one for one in kept if _job_label(one) not in jobs and time.time() - _created(one) > KEPT]
+        return [one for one in kept if job_label(one) not in jobs and time.time() - _created(one) > KEPT]
 
     def _labels(self, job: str) -> dict[str, str]:
         """Return the labels that all objects of a job of this user have."""
@@ -371,7 +372,7 @@ class JobStore:
         workloads, pods = self._workloads(labels), self._api.list_objects("Pod", labels)
         by_hash: dict[str, list[Manifest]] = {}
         for pod in pods:
-            by_hash.setdefault(_job_label(pod), []).append(pod)
+            by_hash.setdefault(job_label(pod), []).append(pod)
         uids = {_uid(one) for one in workloads}
         tops = [one for one in workloads if not any(owned_by([one], uid) for uid in uids)]
         return {job: JobObjects(one, by_hash.get(job_hash(job), ())) for one in tops for job in [job_of(one)] if job}
@@ -426,11 +427,6 @@ def _to_delete(left: Sequence[Manifest], hurry: bool) -> list[Manifest]:
     workloads = [one for one in left if one["kind"] in WORKLOADS.values()]
     pods = [one for one in left if one["kind"] == "Pod"] if hurry else []
     return [*workloads, *pods] if workloads else list(left)
-
-
-def _job_label(of: Manifest) -> str:
-    """Return the job's hash in the labels of an object."""
-    return text(fields(fields(of, "metadata"), "labels"), JOB_LABEL)
 
 
 def _created(of: Object) -> float:

@@ -34,8 +34,8 @@ from clustertool.model.config.job import read_job
 from clustertool.model.container.container_settings import NO_CONTAINER
 from clustertool.model.facts import read_facts
 from clustertool.model.hints import PROGRAM
-from clustertool.model.kubernetes.api_objects import Manifest, Object
-from clustertool.model.kubernetes.object_names import JOB_LABEL
+from clustertool.model.kubernetes.api_objects import Manifest, Object, fields, text
+from clustertool.model.kubernetes.object_names import JOB_LABEL, job_label
 from clustertool.model.kubernetes.pod_places import PADDLEJOB
 from clustertool.model.kubernetes.workload import MOST_SECRET, secret, with_owner
 from clustertool.model.masking import HIDDEN
@@ -263,7 +263,7 @@ class SubmittedObjects:
         Raises the server's refusal; then only an object of this job stays recorded.
         """
         self._check()
-        if not manifest["metadata"].get("labels", {}).get(JOB_LABEL):
+        if not job_label(manifest):
             raise InternalError(f"the manifest of {manifest['kind']} has no label {JOB_LABEL}")
         with self._api.patiently():
             self._begun.append(manifest)
@@ -283,10 +283,9 @@ class SubmittedObjects:
 
     def _uid(self, manifest: Manifest) -> str:
         """Return the uid of the object with this name; "" if there is none, or it is of another job."""
-        present = self._api.get(manifest["kind"], manifest["metadata"]["name"])
-        about = (present or {}).get("metadata") or {}
-        mine = manifest["metadata"]["labels"][JOB_LABEL]
-        return str(about.get("uid") or "") if (about.get("labels") or {}).get(JOB_LABEL) == mine else ""
+        present = self._api.get(manifest["kind"], manifest["metadata"]["name"]) or {}
+        mine = job_label(present) == job_label(manifest)
+        return text(fields(present, "metadata"), "uid") if mine else ""
 
     def _remove(self, manifest: Manifest) -> bool:
         """Start the deletion of this job's object, and return whether it is gone. Errors of the server count as not gone."""

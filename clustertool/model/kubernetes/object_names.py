@@ -67,6 +67,11 @@ def labels(job: str, owner: str) -> Dict[str, str]:
     return {JOB_LABEL: job_hash(job), OWNER_LABEL: owner_hash(owner)}
 
 
+def job_label(of: Mapping[str, object]) -> str:
+    """Return the job's hash in the labels of an object; "" without one."""
+    return text(fields(fields(of, "metadata"), "labels"), JOB_LABEL)
+
+
 def annotations_of_job(job: str, owner: str, about: JobAbout) -> Dict[str, str]:
     """Build the annotations of the workload of a job."""
     return {JOB_ID: job, OWNER: owner, ABOUT: json.dumps(about._asdict(), sort_keys=True)}
