@@ -97,7 +97,7 @@ def test_of_ended_pods_the_records_are_read_at_once_and_the_logs_when_they_are_w
         opened.open()
         assert not fleet.failed and api.reads == [1]
         assert opened.describe({})["a"].state is EngineState.ENDED
-        root = opened._ended.root
+        root = opened._ended.records.root
         log = root / "node0/JOBa/log/workerlog.0"
         assert not log.exists()
         for agent in fleet.agents.values():

@@ -103,12 +103,13 @@ class PodWatch:
 class EndedPods:
     """The pods that have ended, and their restored records. May be used by several threads.
 
-    places: which node of which job a pod is, set by the engine. failed: why the log of a pod cannot be read.
+    places: which node of which job a pod is, set by the engine. records: what was restored. failed: why the log of a pod cannot
+    be read.
     """
 
     def __init__(self, api: ClusterApi) -> None:
         self._api = api
-        self._records = RestoredRecords()
+        self.records = RestoredRecords()
         self._lock = threading.Lock()
         self._locks: dict[str, threading.Lock] = {}  # by pod
         self._wanted: set[str] = set()
@@ -117,14 +118,6 @@ class EndedPods:
         self._stated: dict[str, Stated] = {}  # by pod
         self.places: dict[str, Place] = {}
         self.failed: dict[str, ClustertoolError] = {}
-
-    @property
-    def root(self) -> Path:
-        return self._records.root
-
-    def close(self) -> None:
-        """Remove the restored records."""
-        self._records.close()
 
     def add(self, pod: PodView, about: JobAbout) -> None:
         """Add an ended pod for restore_all(), with its termination message if that is of its job and node."""
@@ -166,14 +159,14 @@ class EndedPods:
             if pod not in self._read:
                 stated = self._stated.get(pod)
                 try:
-                    found = self._records.restore(job, node, self._api.log(pod, tail=1), logs=False)
+                    found = self.records.restore(job, node, self._api.log(pod, tail=1), logs=False)
                     if found.end is None:  # it was killed: its log has what its ranks have printed
-                        self._records.restore(job, node, self._api.log(pod), stated=stated)
+                        self.records.restore(job, node, self._api.log(pod), stated=stated)
                         self._whole.add(pod)
                 except ClustertoolError:
                     if stated is None or stated.end is None:
                         raise
-                    self._records.restore(job, node, (), logs=False, stated=stated)
+                    self.records.restore(job, node, (), logs=False, stated=stated)
                 self._read.add(pod)
                 self.failed.pop(pod, None)
         return node
@@ -198,7 +191,7 @@ class EndedPods:
         with self._lock_of(pod):
             if pod not in self._whole:
                 with contextlib.suppress(NotFound):
-                    self._records.restore(*self.places[pod], self._api.log(pod))
+                    self.records.restore(*self.places[pod], self._api.log(pod))
                 self._whole.add(pod)
 
     def _lock_of(self, pod: str) -> threading.Lock:

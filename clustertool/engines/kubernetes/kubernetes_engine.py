@@ -82,7 +82,7 @@ class KubernetesEngine(Engine):
             self._watch.close()
             super().__exit__(*details)
         finally:
-            self._ended.close()
+            self._ended.records.close()
 
     # -- agents
 
@@ -124,7 +124,7 @@ class KubernetesEngine(Engine):
             running.update(self._sort_pods(name, objects))
         self._ended.restore_all(self.caller.check)
         running.update(self._ended.unreadable())
-        self.fleet.open_shared(this_machine.host(str(self._ended.root)))
+        self.fleet.open_shared(this_machine.host(str(self._ended.records.root)))
         kept = {agent.host.host for agent in self.fleet.agents.values() if agent.dead is None} & running.keys()
         new = [host for pod, host in running.items() if pod not in kept]
         return self.fleet.open_more(new, lambda host: not host.here and host.host not in kept, lag)
