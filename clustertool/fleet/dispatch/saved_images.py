@@ -65,7 +65,7 @@ def find(runtime: str, image: str) -> LocalImage:
         raise NotFound(what, "apptainer build FILE.sif IMAGE, and give the path of that file")
     found: list[LocalImage] = []
     problems: list[str] = []
-    for name in _runtimes(runtime):
+    for name in (DOCKER, PODMAN) if runtime == AUTO else (runtime,):  # apptainer has files
         program = programs.find(name)
         if not program:
             problems.append(f"no {name}")
@@ -80,11 +80,6 @@ def find(runtime: str, image: str) -> LocalImage:
         return (present or found)[0]
     what = f'IMAGE_FROM = "laptop": {"; ".join(problems)} (on this machine)'
     raise NotFound(what, 'install docker or podman here, or set IMAGE_FROM = "registry"')
-
-
-def _runtimes(runtime: str) -> tuple[str, ...]:
-    """List the runtimes whose store can have an image, for "auto" docker and podman: apptainer has files."""
-    return (DOCKER, PODMAN) if runtime == AUTO else (runtime,)
 
 
 def pull(image: LocalImage, check: Callable[[], None]) -> LocalImage:
