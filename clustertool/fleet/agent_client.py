@@ -227,8 +227,8 @@ class AgentClient:
         self,
         order: RelayOrder,
         payload: bytes = b"",
-        moved: Callable[[int], None] | None = None,
-        gently: Callable[[], bool] | None = None,
+        moved: Callable[[int], None] = lambda size: None,
+        gently: Callable[[], bool] = lambda: False,
     ) -> None:
         """Send a message to the node's relay in slices; call `moved` with the size of each.
 
@@ -239,13 +239,12 @@ class AgentClient:
         data = memoryview(encode(dict(order), payload))
         with self._sending():
             while data:  # in slices: paramiko copies what is left with each packet
-                careful = gently is not None and gently()
-                while careful and gently and gently() and self.link.waiting > _GENTLE:
+                careful = gently()
+                while careful and gently() and self.link.waiting > _GENTLE:
                     time.sleep(_PAUSE)
                 size = min(len(data), _GENTLE if careful else _SLICE)
                 self._channel.sendall(data[:size])
-                if moved:
-                    moved(size)
+                moved(size)
                 data = data[size:]
         if self.dead is not None:
             raise self.dead
