@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from clustertool.engines.caller import Caller
-from clustertool.engines.send_workspace import portions, send, send_from
+from clustertool.engines.send_workspace import send_from, send_whole
 from clustertool.errors import BadAnswer, ClustertoolError, ConfigError, DispatchError, NotFound, raise_all
 from clustertool.fleet.dispatch import saved_images
 from clustertool.fleet.dispatch.saved_images import LocalImage
@@ -89,9 +89,7 @@ class ImageDistribution:
             return
         self._require_room(workspace.release, workspace.size, kind, facts)
         self._caller.note(f"image: sending {human_bytes(workspace.size)} to {count(len(facts), 'node')}")
-        shares = portions(workspace, self._fleet.cluster, facts, None)
-        sent = send(self._caller, self._fleet, workspace, shares, facts)
-        raise_all(list(sent.failed.values()))
+        send_whole(self._caller, self._fleet, workspace, facts)
         self._load(lacking, {"release": workspace.release, "kind": kind, "image_id": saved.id, "bytes": saved.bytes})
 
     def _pull_here(self, local: LocalImage) -> LocalImage:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from clustertool.engines.caller import Caller, DispatchView
-from clustertool.errors import WorkspaceChanged
+from clustertool.errors import WorkspaceChanged, raise_all
 from clustertool.fleet.dispatch.deliver import Dispatched, deliver, deliver_from
 from clustertool.fleet.dispatch.shipment import RemoteShipment
 from clustertool.fleet.dispatch.workspace import Workspace, read_workspace
@@ -66,6 +66,12 @@ def send(
         reason = f"because it could not connect to another node ({why})"
         caller.warn(f"{fleet.name(node)} received the files from this machine {reason}")
     return done
+
+
+def send_whole(caller: Caller, fleet: Fleet, workspace: Workspace, facts: ByNode) -> None:
+    """Send all files of a workspace to the nodes of `facts`, as send() does. Raises the errors of all nodes together."""
+    sent = send(caller, fleet, workspace, portions(workspace, fleet.cluster, facts, None), facts)
+    raise_all(list(sent.failed.values()))
 
 
 def send_as_found(

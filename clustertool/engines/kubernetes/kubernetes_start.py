@@ -23,7 +23,7 @@ from clustertool.engines.kubernetes.job_manifests import JobManifests, as_yaml, 
 from clustertool.engines.kubernetes.kubernetes_engine import KubernetesEngine
 from clustertool.engines.preflight import probe
 from clustertool.engines.queued_request import expected_plan, refuse_lease, refuse_options, with_usual_command
-from clustertool.engines.send_workspace import portions, send
+from clustertool.engines.send_workspace import send_whole
 from clustertool.errors import ClustertoolError, InternalError, PreflightError, UsageError, raise_all
 from clustertool.fleet import job_places
 from clustertool.fleet.dispatch.workspace import Workspace
@@ -344,5 +344,4 @@ def _send_to_pod(engine: KubernetesEngine, host: Host, workspace: Workspace) -> 
         gathered = probe(fleet.open(), {})
         raise_all([*fleet.failed.values(), *gathered.failed.values()])
         facts = {node: read_facts(node, answer) for node, answer in gathered.ok.items()}
-        done = send(engine.caller, fleet, workspace, portions(workspace, cluster, facts, None), facts)
-        raise_all(list(done.failed.values()))
+        send_whole(engine.caller, fleet, workspace, facts)

@@ -17,12 +17,12 @@ from clustertool.engines.common_join_file import common_join_file
 from clustertool.engines.elastic import elastic_plan
 from clustertool.engines.job_request import engine_table
 from clustertool.engines.queued_request import ExpectedNodes
-from clustertool.engines.send_workspace import disk_needs, portions, send
+from clustertool.engines.send_workspace import disk_needs, send_whole
 from clustertool.engines.slurm.allocation_step import AllocationStep, allocation_here
 from clustertool.engines.slurm.slurm_check import check_login_host
 from clustertool.engines.slurm.slurm_engine import SlurmEngine
 from clustertool.engines.slurm.slurm_host import SlurmHost, advice, message
-from clustertool.errors import ClustertoolError, Interrupted, PreflightError, Terminated, UsageError, raise_all
+from clustertool.errors import ClustertoolError, Interrupted, PreflightError, Terminated, UsageError
 from clustertool.fleet import job_places
 from clustertool.fleet.fleet import Fleet
 from clustertool.fleet.identity import identity, job_id
@@ -313,11 +313,8 @@ class SlurmStart(Starter):
         engine, workspace = self._slurm_engine, self._request.workspace
         if workspace is None:
             return ""
-        facts = {0: self._facts}
-        shares = portions(workspace, engine.login.cluster, facts, None)
-        sent = send(engine.caller, engine.login, workspace, shares, facts)
-        raise_all(list(sent.failed.values()))
-        return shares[0].release
+        send_whole(engine.caller, engine.login, workspace, {0: self._facts})
+        return workspace.release
 
     def _join_file(self, release: str) -> JoinFile:
         """Build the join file of a submitted job, with ROOT_DIR and the folder of the job as the login host has them."""
