@@ -258,15 +258,13 @@ class ClusterApi:
             return False
         return True
 
-    def watch(
-        self, kind: str, labels: Mapping[str, str] | None = None, version: str = ""
-    ) -> Iterator[tuple[str, Manifest]]:
+    def watch(self, kind: str, labels: Mapping[str, str] | None = None) -> Iterator[tuple[str, Manifest]]:
         """Yield the changes of a kind's objects without an end: (ADDED, MODIFIED or DELETED, object).
 
-        A broken watch is begun again. Without a version, and if that has expired, first list all objects: ("LISTED", {"items":
-        [...]}) replaces all earlier ones. Raises the refusal of the server.
+        A broken watch is begun again. First, and if its version has expired, list all objects: ("LISTED", {"items": [...]})
+        replaces all earlier ones. Raises the refusal of the server.
         """
-        found, selected = KINDS[kind], labels or {}
+        found, selected, version = KINDS[kind], labels or {}, ""
         while True:
             if not version:
                 items, version = self._list_pages(found, selected, "")
