@@ -12,6 +12,7 @@ import base64
 import contextlib
 import fcntl
 import fnmatch
+import functools
 import hashlib
 import hmac
 import os
@@ -208,17 +209,14 @@ class KnownHosts:
                 self._plain.setdefault(name, []).append(entry)
 
 
-_known: dict[tuple[tuple[str, ...], tuple[str, ...]], KnownHosts] = {}
+_known_in = functools.cache(KnownHosts)  # by the paths of the user's files and of the system's
 _known_lock = threading.Lock()
 
 
 def known_hosts(to: SshSettings) -> KnownHosts:
     """Return the shared KnownHosts of a host's files."""
     with _known_lock:
-        which = (to.known_hosts, to.system_known_hosts)
-        if which not in _known:
-            _known[which] = KnownHosts(*which)
-        return _known[which]
+        return _known_in(to.known_hosts, to.system_known_hosts)
 
 
 class HostKeyPolicy:

@@ -31,7 +31,7 @@ def _login(cluster: Cluster) -> None:
 
 def _fresh() -> None:
     """As a new process: nothing remembered."""
-    host_keys._known.clear()
+    host_keys._known_in.cache_clear()
 
 
 def test_new_keys_of_8_nodes_are_written_once_each(cluster_of: Any, laptop: Path) -> None:
