@@ -36,7 +36,7 @@ MOMENT = 3.0  # seconds in which a node may end whose connection was lost, and i
 LAG = 2.0  # seconds without a new node after which a command uses the nodes that are there, and the others are late
 _OVERDUE = 5.0  # seconds that the start of an agent may take beyond its deadline, before its connection is closed
 
-_STOPPING = 30.0  # seconds that a stop may take beyond the grace
+STOPPING = 30.0  # seconds that a stop may take beyond the grace
 _PATIENCE = 25.0  # seconds for a node to take back what was begun: more than a stop without grace takes
 
 
@@ -387,7 +387,7 @@ def no_records(name: str) -> NotFound:
 def stop_everywhere(fleet: Fleet, job: str, how: StopHow) -> dict[str, StopAnswer | ClustertoolError]:
     """Ask all agents to end a job, and return {name of each node: its answer or error}. No Ctrl+C ends the wait."""
     wanted = dict.fromkeys(fleet.agents, stop_request(job, how))
-    gathered = fleet.ask(wanted, timeout=how["grace"] + _STOPPING, patient=True)
+    gathered = fleet.ask(wanted, timeout=how["grace"] + STOPPING, patient=True)
     answers: dict[int, StopAnswer | ClustertoolError] = {**gathered.ok, **gathered.failed}
     return {fleet.name(node): answer for node, answer in answers.items()}
 

@@ -23,7 +23,7 @@ from clustertool.engines.preflight import Examined
 from clustertool.errors import AuthError, ClustertoolError, NotFound, PreflightError, Unreachable, raise_all
 from clustertool.fleet import this_machine
 from clustertool.fleet.agent_client import AgentClient, Sink
-from clustertool.fleet.fleet import Fleet
+from clustertool.fleet.fleet import STOPPING, Fleet
 from clustertool.fleet.this_machine import Link
 from clustertool.model.config.cluster import Cluster
 from clustertool.model.config.hosts import Host
@@ -46,14 +46,12 @@ from clustertool.model.wire.messages import LIST_JOBS, RELEASE, stop_request
 from clustertool.ssh.parallel import each
 
 _LEAVING = 60.0  # seconds that the objects of a job may take beyond the grace of its pods
-_STOPPING = 30.0  # seconds that a stop may take beyond the grace
 _FORCED = 1  # seconds between TERM and KILL of a pod whose ranks get KILL at once; 0 would not wait for the kubelet
 _ENDING = 10.0  # seconds in which a pod ends whose ranks have ended
 _NOTICED = 3.0  # seconds after which the API server shows that a process has ended
 _JOIN_LINES, _JOIN_BYTES = 20, 64 << 10  # of the log of a pod that has not joined
 _CHANNELS = 64  # that are opened at a time
 _POLL = 0.2
-_SHELL = ("/bin/sh",)
 _NO_SHELL = "use an image with a shell, or run a program: exec --in-job PROGRAM ..."
 _CLEAN: JobStop = {"state": StopState.CLEAN, "survivors": []}
 
@@ -290,10 +288,10 @@ class KubernetesEngine(Engine):
                 if agent is None:
                     link = opened.enter_context(contextlib.closing(PodLink(self.api, pod, host.name)))
                     agent = AgentClient.open(link, host, self.fleet.cluster)
-                return agent.ask(stop_request(job, how), how["grace"] + _STOPPING)
+                return agent.ask(stop_request(job, how), how["grace"] + STOPPING)
 
         pods = list(running)
-        asked = each(pods, one, width=_CHANNELS, timeout=how["grace"] + _STOPPING)
+        asked = each(pods, one, width=_CHANNELS, timeout=how["grace"] + STOPPING)
         clean: StopAnswer = {"jobs": {job: _CLEAN}}
         return {running[pod].name: asked.ok.get(number, clean) for number, pod in enumerate(pods)}
 
@@ -412,7 +410,7 @@ class PodLink:
 
         In an image without /bin/sh the channel ends with 126 or 127, and its stderr has the reason.
         """
-        return self.program(_SHELL, timeout=timeout)
+        return self.program(this_machine.SHELL, timeout=timeout)
 
     def program(self, argv: Sequence[str], *, window: int = 0, timeout: float = 10.0) -> PodChannel:
         """Run a program in the pod, and return the channel to it, which is closed if the link is. See ClusterApi.channel.

@@ -29,7 +29,7 @@ from clustertool.engines.slurm.srun_link import LoginLinks, SrunLink
 from clustertool.errors import ClustertoolError, NotFound, PreflightError, Survivors, Unreachable, raise_all
 from clustertool.fleet import this_machine
 from clustertool.fleet.agent_client import AgentClient, Sink
-from clustertool.fleet.fleet import Fleet
+from clustertool.fleet.fleet import STOPPING, Fleet
 from clustertool.fleet.this_machine import Link
 from clustertool.model.checks.each_node import errors
 from clustertool.model.config.cluster import Cluster
@@ -52,7 +52,6 @@ _SUBMITTING = 120.0  # seconds after which a submission without a number has fai
 _NO_INFORMATION = "Slurm has no information about it any more"
 _CHANNELS = 8  # at a time: sshd admits 10 sessions on a connection, and the agent has one
 _AT_ONCE = 4  # jobs that are cancelled at a time: each asks squeue several times a second
-_STOPPING = 30.0  # seconds that a stop may take beyond the grace
 _LEAVING = 20.0  # seconds between the proof of the nodes and the end of the job in Slurm
 _REASONS = 8  # ended jobs without a record of which Slurm is asked for the reason
 _RECORDS = 5.0  # seconds after which a shared file system shows what another machine has written
@@ -309,7 +308,7 @@ class SlurmEngine(Engine):
         answers: dict[str, StopAnswer] = {}
         if queued is not None:
             answers = self._stop(slurm, queued, job, how, note, channels)
-            patience = _LEAVING if answers else how["grace"] + _STOPPING
+            patience = _LEAVING if answers else how["grace"] + STOPPING
             left = self._poll_queue(slurm, queued, lambda one: False, patience)
             if left is not None:
                 what = f"job {job}: {_title(left)} is {left.state} on {left.nodelist}"
@@ -403,7 +402,7 @@ class SlurmEngine(Engine):
             places,
             lambda host: self._stop_on(host, slurm, queued.id, job, how),
             width=channels,
-            timeout=how["grace"] + _STOPPING,
+            timeout=how["grace"] + STOPPING,
         )
         if not gathered.ok and self._in_queue(slurm, queued) is not None:
             for error in list(gathered.failed.values())[:1]:
@@ -434,7 +433,7 @@ class SlurmEngine(Engine):
         with contextlib.closing(SrunLink(self.login.agents[0].link, slurm.path("srun"), number, host.host)) as link:
             agent = AgentClient.open(link, host, self.fleet.cluster)
             with contextlib.suppress(Unreachable):
-                return agent.ask(stop_request(job, how), how["grace"] + _STOPPING)
+                return agent.ask(stop_request(job, how), how["grace"] + STOPPING)
         return None
 
     # -- records
