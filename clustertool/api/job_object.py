@@ -141,7 +141,7 @@ class Job:
                 find_jobs.require_known(found)
             status = read(fleet.ask_all(STATUS({"job": self.id})))
             require_attempt(status, request["attempt"])
-            places, missing = locate_logs(fleet, status, asked, role, host)
+            places, missing = locate_logs(fleet, status, asked, role, host, request["attempt"])
             request["logs"] = list(places)
             hide = load_config.mask_known_secrets(fleet.cluster)
             if request["follow"]:

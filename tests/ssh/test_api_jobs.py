@@ -18,6 +18,7 @@ from typing import Any, NoReturn
 
 import pytest
 
+from clustertool.actions.read_logs import locate_logs
 from clustertool.api import (
     Cluster,
     ClustertoolError,
@@ -34,6 +35,7 @@ from clustertool.api import (
     StillRunning,
     Terminated,
     UsageError,
+    job_object,
 )
 from clustertool.fleet import job_places, this_machine
 from clustertool.fleet.fleet import Fleet
@@ -184,7 +186,7 @@ def test_a_failure_is_an_exception_with_node_fix_and_last_lines(
         Job.find("nope")
 
 
-def test_wait_has_a_limit_and_stop_ends_the_job(site: MakeSite) -> None:
+def test_wait_has_a_limit_and_stop_ends_the_job(site: MakeSite, monkeypatch: pytest.MonkeyPatch) -> None:
     here = site(1)
     cluster = cluster_at(here, GRACE=1)
     job = cluster.run(here.workspace(train_py=GOES), nproc_per_node=2)
@@ -203,6 +205,10 @@ def test_wait_has_a_limit_and_stop_ends_the_job(site: MakeSite) -> None:
         next(job.logs(rank=5))
     with pytest.raises(NotFound, match="no attempt 9"):
         next(job.logs(attempt=9))
+    searched = []
+    monkeypatch.setattr(job_object, "locate_logs", lambda *given: (searched.append(given[-1]), locate_logs(*given))[1])
+    next(job.logs(attempt=0))
+    assert searched == [0], "an elastic job has other nodes in other attempts"
     with pytest.raises(NotFound) as unknown:
         cluster.job("nope")
     assert unknown.value.fix == "clustertool jobs lists the jobs"
