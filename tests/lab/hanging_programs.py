@@ -180,7 +180,7 @@ address = os.environ["PADDLE_PSERVERS_IP_PORT_LIST"].split(",")[0].split(":")
 server = socket.create_connection((address[0], int(address[1])))
 server.recv(1)  # here
 """,
-        "; pserver 0 on node0 is in accept (pserver.py:6)",
+        "accept (pserver.py:6); pserver 1 on node1 is in ",
         1,
         ("--mode", "ps"),
     ),

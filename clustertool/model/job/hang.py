@@ -146,7 +146,7 @@ def judge(traces: Sequence[RankTrace], again: bool) -> Optional[Hang]:
         groups.setdefault(one.stack, []).append(one)
     sizes = sorted(groups.values(), key=len)
     most = sizes[-1] if len(sizes) > 1 and len(sizes[-1]) > len(sizes[-2]) else []
-    servers = tuple(one for one in traces if one.role != _TRAINER)
+    servers = tuple(sorted(one for one in traces if one.role != _TRAINER))
     return Hang(tuple(one for group in sizes if group is not most for one in group), tuple(most), False, servers)
 
 
