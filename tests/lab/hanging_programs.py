@@ -160,7 +160,7 @@ for step in range(5):
         os.kill(os.getpid(), signal.SIGSTOP)
     all_reduce()
 """,
-        "trainer 4 on node2 stopped by a signal",
+        "trainer 4 on node2: stopped by a signal",
     ),
     "a loop in C": Hanging(
         """

@@ -70,16 +70,17 @@ CASES = {
     ),
     "a loader's process that has ended": (
         [waits(0), with_child(1, loader(1, state="Z", threads=(), note="has ended, and was not waited for")), waits(2)],
-        "2 of 3 ranks wait in all_reduce (train.py:88); trainer 1 on node1 its process 201 (pt_data_worker) has ended, "
+        "2 of 3 ranks wait in all_reduce (train.py:88); trainer 1 on node1: process 201 (pt_data_worker) has ended, "
         "and was not waited for since 14:02",
     ),
     "SIGSTOP": (
         [waits(0), waits(1, state="T", threads=(), note=STOPPED), waits(2)],
-        f"2 of 3 ranks wait in all_reduce (train.py:88); trainer 1 on node1 {STOPPED} since 14:02",
+        f"2 of 3 ranks wait in all_reduce (train.py:88); trainer 1 on node1: {STOPPED} since 14:02",
     ),
     "a rank that swaps": (
         [waits(0), waits(1, threads=(), note="swaps: most of its memory is not in RAM"), waits(2)],
-        "2 of 3 ranks wait in all_reduce (train.py:88); trainer 1 on node1 swaps: most of its memory is not in RAM since 14:02",
+        "2 of 3 ranks wait in all_reduce (train.py:88); trainer 1 on node1: swaps: most of its memory is not in RAM "
+        "since 14:02",
     ),
     "all for one that is none of them": (
         [waits(0), waits(1), waits(2)],

@@ -80,7 +80,7 @@ def _trace_one(key: Key, rounds: Sequence[Sequence[ProcessSample]], seconds: flo
     else:
         doing = WAITS
     stuck = [sample for sample in last if _is_stuck(sample.pid, rounds) or (sample.child and sample.state == "Z")]
-    causes = [f"its process {one.pid} ({one.command}) {one.note}" if one.child else one.note for one in stuck]
+    causes = [f"process {one.pid} ({one.command}) {one.note}" if one.child else one.note for one in stuck]
     names = [(frame.name, short_file(frame.filename, main.folder), frame.line) for frame in frames]
     stack = hashlib.sha256(repr((names, main.note)).encode()).hexdigest()[:16]
     return RankTrace(*key, doing, next(iter(causes), ""), stack, _place(main, frames))
@@ -161,9 +161,9 @@ def describe(hang: Hang, nodes: Mapping[Key, str], since: Mapping[Key, str]) -> 
     texts = []
     for one in hang.named[:_NAMED]:
         key = (one.role, one.rank)
-        what = one.cause or (f"runs in {one.place} without progress" if hang.runs else f"is in {one.place}")
+        doing = f" runs in {one.place} without progress" if hang.runs else f" is in {one.place}"
         last = since.get(key, "")
-        texts.append(f"{_name(one, nodes)} {what}{last and f' since {last}'}")
+        texts.append(f"{_name(one, nodes)}{one.cause and f': {one.cause}' or doing}{last and f' since {last}'}")
     more = len(hang.named) - _NAMED
     texts += [f"{more} more"] if more > 0 else []
     places = {one.place for one in hang.others}

@@ -114,7 +114,7 @@ def sample_for_supervisor(
     found: Sequence[object] = rounds[0]
     if folder:
         room = os.statvfs(folder)
-        full = "has no room left on its disk" * (room.f_bavail * room.f_frsize < _ROOM)
+        full = "no room is left on its disk" * (room.f_bavail * room.f_frsize < _ROOM)
         found = [one._replace(cause=one.cause or full) for one in hang.trace(rounds, _BETWEEN)]
         with contextlib.suppress(OSError), files.closing(files.open_job_dir(folder)) as job:
             journal = files.Journal(files.open_append(job, STACKS))
