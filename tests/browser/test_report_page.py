@@ -9,8 +9,10 @@ import os
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
+from clustertool.model.job.progress import Metrics
 from tests.browser.chromium import Chromium
 from tests.cli import REPO, Site
 from tests.unit.reports import BEGAN, answers, story_of
@@ -72,6 +74,35 @@ def test_light_dark_and_small(browser: Chromium, tmp_path: Path) -> None:
             wide = "[...document.querySelectorAll('.wide')].filter(one => one.scrollWidth > one.clientWidth).length"
             assert browser.value(wide) == 0, "no table scrolls"
         assert browser.visible("trainer 1 on node0")
+    assert browser.complaints == []
+
+
+def test_numbers_and_stacks_of_64_ranks(browser: Chromium, tmp_path: Path) -> None:
+    """Half of the ranks wait in the same place; each other one has a stack of its own."""
+    from clustertool.show.report_html import page
+
+    given = answers(16, 4, 3600.0)
+    for node, answer in given.items():
+        for rank in range(4 * node, 4 * node + 4):
+            frames = [
+                [f"call_{number}", "/job/a_long_name_of_a_file_of_the_user.py", number + rank % 32]
+                for number in range(40)
+            ]
+            about = ["trainer", rank, 100 + rank, False, "python3", "/job", "S", ""]
+            answer.setdefault("stacks", [0.0, []])
+            answer["stacks"] = [BEGAN + 5, [*answer["stacks"][1], [*about, [["", frames]]]]]
+    story = story_of(given)
+    numbers = [(9.0 * at, Metrics(loss=9.0 / (at + 1), steps_per_second=3.0)) for at in range(400)]
+    text = page(replace(story, ranks=[replace(rank, numbers=numbers) for rank in story.ranks]), BEGAN)
+    assert len(text.encode()) < 2_000_000
+    (tmp_path / "page.html").write_text(text)
+    for width in (500, 1400):
+        for dark in (False, True):
+            browser.open(tmp_path / "page.html", width, 900, dark)
+            assert overflow(browser) <= 0
+            assert browser.value("document.body.innerText.includes('Stacks when no rank made progress')")
+            assert browser.value("document.body.innerText.includes('trainer 0,32: ')")
+            (tmp_path / f"page-{width}-{dark}.png").write_bytes(browser.screenshot())
     assert browser.complaints == []
 
 
