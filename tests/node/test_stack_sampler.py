@@ -238,6 +238,7 @@ def test_a_supervisor_that_does_not_run_is_named(bench: Bench) -> None:
         os.kill(supervisor["pid"], signal.SIGCONT)
     assert [(one.rank, one.child) for one in sorted(samples(job), key=lambda one: one.child)] == [(0, False), (0, True)]
     job.stop()
+    job.gone()
     assert answer(job)["samples"] == [] and answer(job)["fault"] == ""
 
 

@@ -69,11 +69,11 @@ def stacks(node: NodeContext, request: StacksRequest) -> StacksAnswer:
     record = queries.record_of(node, request["job"])
     query = cast("StacksQuery", {**request, "type": "stacks"})
     head = record.process("supervisor")
-    lives = head is not None and processes.alive(head)
     answer = supervisor_client.ask(
         record.paths, query, request["seconds"] + _ANSWER, lambda: not (head and processes.stopped(head))
     )
     if answer is None:
+        lives = head is not None and processes.alive(head)  # it may have ended meanwhile
         return {"samples": [], "fault": "the supervisor of the job does not answer" * lives}
     return cast("StacksAnswer", json.loads(answer[1]))
 
