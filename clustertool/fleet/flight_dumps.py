@@ -37,18 +37,20 @@ _PLAIN = frozenset(
 def gather_dumps(fleet: Fleet, check: Check, job: str, to: Path) -> list[Path]:
     """Copy the dumps of all ranks of a job into `to`, and list them. fleet.failed gets the errors of nodes.
 
-    Raises NotFound if no node has one. Dumps that are too large, or are no plain data, are not kept.
+    Raises NotFound if no node has one. Dumps that are too large, or are no plain data, are not kept. Other files in `to` stay.
     """
+    received: set[str] = set()
     for node, answer in fleet.ask_all(STATUS({"job": job})).items():
         folder = NodeFolder(fleet, node, posixpath.join(answer["dir"], FLIGHT))
         try:
-            entries = [
-                one for one in folder.entries() if one.kind == "file" and re.fullmatch(r"rank-\d{1,6}", one.path)
-            ]
-            folder.receive(to, check, [one for one in entries if one.size <= _LARGEST])
+            files = [one for one in folder.entries() if one.kind == "file" and one.size <= _LARGEST]
+            dumps = [one for one in files if re.fullmatch(rf"{_PREFIX}\d{{1,6}}", one.path)]
+            if dumps:
+                folder.receive(to, check, dumps)
+                received.update(one.path for one in dumps)
         except NotFound as error:
             fleet.failed[node] = error
-    found = [path for path in sorted(to.glob(f"{_PREFIX}*")) if _is_plain(path)]
+    found = [to / name for name in sorted(received) if _is_plain(to / name)]
     if not found:
         what = f"no rank of job {job} has a dump of torch's flight recorder"
         raise NotFound(what, f"ranks with NCCL write one after a hang: {PROGRAM} stacks shows where ranks are")

@@ -57,6 +57,12 @@ def test_only_dumps_with_plain_data_are_kept(monkeypatch: pytest.MonkeyPatch, tm
     assert list(failed) == [1]
 
 
+def test_files_of_the_user_stay(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "rank-notes.txt").write_text("mine")
+    assert gather(monkeypatch, tmp_path, {"rank-0": pickle.dumps(PLAIN, 2)})[0] == ["rank-0"]
+    assert (tmp_path / "rank-notes.txt").read_text() == "mine"
+
+
 def test_without_a_dump_the_error_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     with pytest.raises(NotFound, match="no rank of job 1 has a dump"):
         gather(monkeypatch, tmp_path, {})
