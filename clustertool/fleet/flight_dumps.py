@@ -13,6 +13,8 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 from clustertool.errors import NotFound
@@ -66,18 +68,22 @@ def _is_plain(path: Path) -> bool:
     return False
 
 
-def compare_dumps(folder: Path) -> str:
+def compare_dumps(dumps: Sequence[Path]) -> str:
     """Return what torchfrtrace, of the Python of clustertool or in PATH, says of gathered dumps; "" if it is not there.
 
+    It gets a folder with these dumps only: it unpickles all that has such a name.
     What it prints of an error is returned, too, and that it did not end in 120 s.
     """
     own = Path(sys.executable).with_name("torchfrtrace")
     tool = str(own) if own.exists() else shutil.which("torchfrtrace")
     if tool is None:
         return ""
-    argv = [tool, "--allow-incomplete-ranks", "--prefix", _PREFIX, str(folder)]
     try:
-        done = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_SECONDS)
+        with tempfile.TemporaryDirectory() as folder:
+            for dump in dumps:
+                Path(folder, dump.name).symlink_to(dump.absolute())
+            argv = [tool, "--allow-incomplete-ranks", "--prefix", _PREFIX, folder]
+            done = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_SECONDS)
     except (OSError, subprocess.SubprocessError) as error:
         return f"torchfrtrace has failed: {type(error).__name__}"
     return (done.stdout + done.stderr).strip()

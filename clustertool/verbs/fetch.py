@@ -96,7 +96,7 @@ def _fetch_dumps(call: Call, fleet: Fleet, job: str, to: Path) -> None:
     if not call.given.to:
         to /= "flight"
     dumps = gather_dumps(fleet, signals.check, job, to)
-    compared = compare_dumps(to)
+    compared = compare_dumps(dumps)
     call.answer({"job": job, "to": str(to), "dumps": [path.name for path in dumps], "torchfrtrace": compared})
     call.terminal.line(f"job {job}: {count(len(dumps), 'dump')} -> {to}")
     if compared and not call.json:

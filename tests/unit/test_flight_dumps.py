@@ -69,10 +69,17 @@ def test_without_a_dump_the_error_says_so(monkeypatch: pytest.MonkeyPatch, tmp_p
 
 
 def test_what_torchfrtrace_prints_is_returned(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    tool = tmp_path / "torchfrtrace"
+    """It sees the dumps and no other file."""
+    tool, dump = tmp_path / "torchfrtrace", tmp_path / "rank-0"
+    dump.write_bytes(pickle.dumps(PLAIN, 2))
+    (tmp_path / "rank-1").write_bytes(pickle.dumps(Evil()))
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     monkeypatch.setattr("sys.executable", str(tmp_path / "elsewhere/python3"))
-    assert flight_dumps.compare_dumps(tmp_path) == ""
-    tool.write_text('#!/bin/sh\necho "$@"\necho trouble >&2\nexit 1\n')
+    assert flight_dumps.compare_dumps([dump]) == ""
+    tool.write_text(
+        '#!/bin/sh\necho "$1 $2 $3"; ls "$4"; cmp "$4/rank-0" "$COPY" && echo equal\necho trouble >&2\nexit 1\n'
+    )
     tool.chmod(0o755)
-    assert flight_dumps.compare_dumps(tmp_path) == f"--allow-incomplete-ranks --prefix rank- {tmp_path}\ntrouble"
+    monkeypatch.setenv("COPY", str(dump))
+    shown = flight_dumps.compare_dumps([dump])
+    assert shown == "--allow-incomplete-ranks --prefix rank-\nrank-0\nequal\ntrouble"
