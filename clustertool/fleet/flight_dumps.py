@@ -71,8 +71,8 @@ def _is_plain(path: Path) -> bool:
 def compare_dumps(dumps: Sequence[Path]) -> str:
     """Return what torchfrtrace, of the Python of clustertool or in PATH, says of gathered dumps; "" if it is not there.
 
-    It gets a folder with these dumps only: it unpickles all that has such a name.
-    What it prints of an error is returned, too, and that it did not end in 120 s.
+    It gets a folder with these dumps only: it unpickles all that has such a name. What it prints of an error is returned, too,
+    and that it did not end in 120 s.
     """
     own = Path(sys.executable).with_name("torchfrtrace")
     tool = str(own) if own.exists() else shutil.which("torchfrtrace")

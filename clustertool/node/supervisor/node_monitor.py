@@ -92,7 +92,8 @@ class NodeMonitor:
         self._record = record
         self._disk = DiskWatch(job)
         self.devices = CardMonitor(family, spec, record)
-        output = os.path.join(spec["job_dir"], spec["output"])
+        # Only the hang watch uses what is measured there.
+        output = os.path.join(spec["job_dir"], spec["output"]) if spec["policy"]["hang_timeout"] else ""
         self.recorder = UsageRecorder(job, self.devices, output, RankMetrics(job, spec["job"], metrics_file(spec)))
         self._sampled_at = 0.0
         self._trainers: FrozenSet[int] = frozenset()  # the pids of those that ran at the newest sample
