@@ -216,8 +216,7 @@ if __name__ == "__main__":
     ),
 }
 
-HEALTHY = {
-    "an evaluation of all ranks": """
+_EVALUATE = """
 def evaluate():
     end = time.monotonic() + SECONDS
     total = 0
@@ -225,16 +224,15 @@ def evaluate():
         for number in range(1000):
             total += number
         total %= 7
+"""
+
+HEALTHY = {
+    "an evaluation of all ranks": _EVALUATE
+    + """
 evaluate()
 """,
-    "an evaluation of rank 0": """
-def evaluate():
-    end = time.monotonic() + SECONDS
-    total = 0
-    while time.monotonic() < end:
-        for number in range(1000):
-            total += number
-        total %= 7
+    "an evaluation of rank 0": _EVALUATE
+    + """
 if RANK == 0:
     evaluate()
 barrier()
