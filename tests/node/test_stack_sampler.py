@@ -188,8 +188,9 @@ def test_every_python_of_nodes_and_ranks(bench: Bench, py_spy: bytes, python: st
     job.stop()
 
 
-def test_a_sampler_that_hangs_is_ended_and_the_supervisor_goes_on(bench: Bench, py_spy: bytes) -> None:
-    job = bench.run(None, one_each(rank(SLEEPS))).ready()
+def test_a_sampler_that_hangs_is_ended_and_the_supervisor_goes_on(bench: Bench, py_spy: bytes, tmp_path: Path) -> None:
+    nodes = bench.nodes(1, env={"HOME": str(tmp_path)})  # other tests must not take the program that hangs
+    job = bench.run(nodes, one_each(rank(SLEEPS))).ready()
     hangs = send(job.nodes[0], b"#!/bin/sh\nexec sleep 1000\n")
     beats = job.dir() / ".clustertool/control"
     before, began = beats.lstat().st_mtime, time.monotonic()
